@@ -1,0 +1,38 @@
+# Planaria: what a person runs. `make help` lists it.
+
+GO      ?= go
+TIMEOUT ?= 25m
+# Binaries are static: they run on any Linux of this architecture.
+BUILD    = CGO_ENABLED=0 $(GO) build -trimpath
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: ## build bin/planaria
+	@echo "building bin/planaria (the first time also its libraries, some minutes)"
+	@$(BUILD) -o bin/planaria ./cmd/planaria
+
+demo: build ## an agent at work, its server killed twice, nothing repeated
+	@./bin/planaria demo
+
+test: check ## all checks, then all tests with the race detector
+	@echo "== go test -race"
+	@CGO_ENABLED=1 $(GO) test -race -timeout $(TIMEOUT) ./...
+
+check: ## gofmt, go vet, staticcheck
+	@echo "== gofmt"
+	@files=$$("$$($(GO) env GOROOT)/bin/gofmt" -l $$(find . -name '*.go' -not -path './.*' -not -path '*/node_modules/*')); \
+		if [ -n "$$files" ]; then echo "not formatted, run gofmt -w:" $$files; exit 1; fi
+	@echo "== go vet"
+	@$(GO) vet ./...
+	@echo "== staticcheck"
+	@$(GO) tool staticcheck ./...
+
+bench: ## measure against the targets, beside baselines of the same machine
+	@$(GO) run ./bench
+
+clean: ## remove what was built
+	@rm -rf bin
