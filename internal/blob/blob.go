@@ -33,6 +33,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -68,9 +69,10 @@ type Folder struct {
 	ready map[string]bool // workspaces whose folder is durable
 }
 
-// Open opens the folder, and makes it where it is missing. It starts nothing.
+// Open opens the folder, and makes it, durably, where it is missing. It starts
+// nothing.
 func Open(dir string) (*Folder, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("open blobs: %w", err)
 	}
 	root, err := os.OpenRoot(dir)
@@ -78,6 +80,35 @@ func Open(dir string) (*Folder, error) {
 		return nil, fmt.Errorf("open blobs: %w", err)
 	}
 	return &Folder{root: root, ready: map[string]bool{}}, nil
+}
+
+// makeDir makes a folder with its parents and syncs the parent of each that it
+// made, or a power cut could take the folder with all that was put into it.
+func makeDir(dir string) error {
+	var parents []string
+	for d := filepath.Clean(dir); ; d = filepath.Dir(d) {
+		if _, err := os.Lstat(d); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		parents = append(parents, filepath.Dir(d))
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	for _, p := range parents {
+		d, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		err = d.Sync()
+		if cerr := d.Close(); err == nil {
+			err = cerr
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close releases the folder. Readers that are open go on.
