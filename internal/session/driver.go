@@ -1,0 +1,349 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/store"
+)
+
+// Causes for which work under way is cut short.
+var (
+	errInterrupted = errors.New("interrupted by the user")
+	errPausing     = errors.New("the session is being paused")
+	errDraining    = errors.New("the server is draining")
+	errStuck       = errors.New("no progress for too long")
+)
+
+// driver drives one session under one lease. Its goroutine owns everything
+// but what mu guards.
+type driver struct {
+	m     *Manager
+	lease *store.Lease
+	ws    store.WorkspaceID
+	id    store.SessionID
+	scope gateway.Scope
+
+	listed   bool  // tools were listed since the session became running
+	seen     int64 // highest inbox row that was read
+	consumed bool  // something from the inbox was acted on since the claim
+	released bool
+
+	mu      sync.Mutex
+	st      *state
+	early   map[store.Seq]store.Entry // committed, but their predecessors not seen yet
+	foldErr error
+	commit  time.Time // of the newest commit
+}
+
+// drive is the life of one claim. However it ends, by return or panic, the
+// session is released in this function: a session without an owner that has
+// work is claimed again by itself (law L7).
+func (m *Manager) drive(ctx context.Context, l *store.Lease) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := l.Claimed()
+	d := &driver{m: m, lease: l, ws: l.Workspace(), id: l.Session(), commit: m.now(), early: map[store.Seq]store.Entry{}}
+	log := m.log.With("session", d.id, "fence", l.Fence())
+
+	stop := d.watch(cancel)
+	defer stop()
+	err := d.guarded(ctx, s)
+
+	var dead *crash
+	switch {
+	case errors.As(err, &dead):
+		log.Debug("driver stopped as if killed", "err", err)
+		return
+	case errors.Is(err, store.ErrFenced):
+		log.Info("lost session to a newer owner", "err", err)
+		return
+	case errors.Is(err, store.ErrDamaged):
+		log.Error("session is refused", "err", err)
+		if err := m.db.Refuse(ctx, d.ws, d.id, err.Error()); err != nil {
+			log.Error("cannot mark session as damaged", "err", err)
+		}
+	case err != nil:
+		log.Warn("driver ended early", "err", err)
+	}
+	if d.released {
+		return
+	}
+	d.park(context.WithoutCancel(ctx), err)
+}
+
+// guarded turns a panic into an error.
+func (d *driver) guarded(ctx context.Context, s store.Session) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			d.m.log.Error("driver panicked", "session", d.id, "err", fmt.Sprint(r), "stack", string(debug.Stack()))
+			err = &panicked{value: fmt.Sprint(r)}
+		}
+	}()
+	started := d.m.now()
+	if err := d.rebuild(ctx, s); err != nil {
+		return fmt.Errorf("rebuild session %s: %w", d.id, err)
+	}
+	if d.m.cfg.Observe != nil && s.Status != store.StatusIdle && s.Fence > 1 {
+		d.m.cfg.Observe.Resumed(s, "ok", d.m.now().Sub(started))
+	}
+	d.mend()
+	return d.loop(ctx)
+}
+
+type panicked struct{ value string }
+
+func (p *panicked) Error() string { return "driver panicked: " + p.value }
+
+// park releases a session that is not at rest. After a panic or an error of
+// unknown kind it records a wait that grows, so that a fault that repeats at
+// one place cannot spin; after Patience.Panics of them the turn ends.
+//
+// A crash before this commit leaves an owner that the store finds dead.
+func (d *driver) park(ctx context.Context, cause error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	a := store.Append{Park: true}
+	if cause != nil && !errors.Is(cause, errDraining) {
+		n := 1
+		if st := d.snapshot(); st != nil {
+			n = st.tries["driver"] + 1
+		}
+		until := d.m.now().Add(d.m.patience.backoff(n, 0))
+		a.Entries = []store.Draft{record(store.KindWait, d.newID("rec_"), "", store.Wait{
+			V: store.BodyVersion, Until: until, Reason: "driver", Tries: n})}
+	}
+	if _, err := d.append(ctx, a); err != nil && !errors.Is(err, store.ErrFenced) {
+		d.m.log.Warn("cannot release session", "session", d.id, "err", err)
+	}
+	d.released = true
+}
+
+// rebuild reads the log from the newest compaction and folds it.
+func (d *driver) rebuild(ctx context.Context, s store.Session) error {
+	st, err := newState(s)
+	if err != nil {
+		return err
+	}
+	entries, err := d.m.db.Entries(ctx, d.ws, d.id, store.Range{After: st.seq})
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := st.fold(e); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	d.st = st
+	d.mu.Unlock()
+	d.scope = gateway.Scope{Lease: d.lease, Lineage: s.Lineage, Thread: st.thread,
+		Servers: st.agent.servers(), Vaults: st.config.VaultIDs}
+	d.lease.OnCommit(d.committed)
+	return nil
+}
+
+// committed folds entries as they become durable, whoever wrote them under
+// this lease: driver and keeper both do.
+func (d *driver) committed(entries []store.Entry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.commit = d.m.now()
+	for _, e := range entries {
+		if e.Seq > d.st.seq {
+			d.early[e.Seq] = e
+		}
+	}
+	for {
+		e, ok := d.early[d.st.seq+1]
+		if !ok || d.foldErr != nil {
+			return
+		}
+		delete(d.early, e.Seq)
+		if err := d.st.fold(e); err != nil {
+			d.foldErr = err
+		}
+	}
+}
+
+// append commits entries and has them folded before it returns.
+func (d *driver) append(ctx context.Context, a store.Append) ([]store.Entry, error) {
+	entries, err := d.m.db.Append(ctx, d.lease, a)
+	if err != nil {
+		return nil, err
+	}
+	if d.snapshot() != nil {
+		d.committed(entries)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return entries, d.foldErr
+}
+
+func (d *driver) snapshot() *state {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.st
+}
+
+// read runs f on the state under its lock.
+func (d *driver) read(f func(*state)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f(d.st)
+}
+
+func (d *driver) newID(prefix string) string { return store.NewID(prefix, d.m.now()) }
+
+// watch cancels a driver that neither commits nor waits on record.
+func (d *driver) watch(cancel context.CancelCauseFunc) (stop func()) {
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(max(d.m.patience.Silence/10, 10*time.Millisecond))
+		defer t.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-t.C:
+			}
+			d.mu.Lock()
+			silent := d.m.now().Sub(d.commit)
+			d.mu.Unlock()
+			if silent > d.m.patience.Silence {
+				if d.m.cfg.Observe != nil {
+					d.m.cfg.Observe.Stuck(d.lease.Claimed())
+				}
+				cancel(errStuck)
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}
+
+// during runs f and serves the inbox meanwhile. f's context ends when the user
+// interrupts or pauses, when the server drains, and when the lease is lost.
+func (d *driver) during(ctx context.Context, f func(ctx context.Context)) {
+	soft, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan any, 1)
+	go func() {
+		defer func() { done <- recover() }()
+		f(soft)
+	}()
+	draining, inbox := d.m.draining, d.lease.Inbox()
+	lost := d.lease.Lost()
+	for {
+		select {
+		case r := <-done:
+			if r != nil {
+				panic(r)
+			}
+			return
+		case <-inbox:
+			if cause := d.glance(ctx); cause != nil {
+				cancel(cause)
+			}
+		case <-draining:
+			draining = nil
+			cancel(errDraining)
+		case <-lost:
+			lost = nil
+			cancel(store.ErrFenced)
+		}
+	}
+}
+
+func (d *driver) isDraining() bool {
+	select {
+	case <-d.m.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// loop does what the log and the inbox say comes next, until the session rests
+// or waits. Every pass begins with the inbox, so that an interrupt is never
+// behind other work.
+func (d *driver) loop(ctx context.Context) error {
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if d.foldErr != nil {
+			return d.foldErr
+		}
+		if d.isDraining() {
+			return errDraining
+		}
+		if err := d.m.fault("loop"); err != nil {
+			return err
+		}
+		if err := d.takeInbox(ctx); err != nil {
+			return err
+		}
+		next, err := d.decide(ctx)
+		if err != nil || next == nil {
+			return err
+		}
+		if err := next(ctx); errors.Is(err, store.ErrConflict) {
+			// Something arrived between the look at the inbox and the commit.
+			continue
+		} else if err != nil {
+			return err
+		}
+		if d.released {
+			return nil
+		}
+	}
+}
+
+// decide reads the state and names the next act; nil when the lease is over.
+func (d *driver) decide(ctx context.Context) (act func(context.Context) error, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st := d.st
+	switch {
+	case st.status == store.StatusTerminated:
+		return d.leave, nil
+	case st.paused:
+		return d.leave, nil
+	case st.tries["driver"] >= d.m.patience.Panics && st.status != store.StatusIdle:
+		return func(ctx context.Context) error {
+			return d.exhausted(ctx, newSessionError("unknown_error",
+				"The session's driver failed repeatedly at the same place. Send a new message or resume to try again.", "exhausted"))
+		}, nil
+	case len(st.open()) > 0:
+		return d.calls, nil
+	case st.want && st.rounds >= d.m.patience.Rounds, st.cuts > d.m.patience.Cuts:
+		return func(ctx context.Context) error {
+			return d.exhausted(ctx, newSessionError("tool_use_limit_reached_error",
+				fmt.Sprintf("The turn reached its limit of %d model requests, or its answers were cut off %d times in a row.", d.m.patience.Rounds, d.m.patience.Cuts), "exhausted"))
+		}, nil
+	case st.want && st.overBudget():
+		return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopBudget}, nil) }, nil
+	case st.want:
+		return d.step, nil
+	case st.status == store.StatusIdle:
+		return d.leave, nil
+	}
+	return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopEndTurn}, nil) }, nil
+}
+
+// leave releases a session at rest to which nothing new was said.
+func (d *driver) leave(ctx context.Context) error {
+	_, err := d.append(ctx, store.Append{Rest: true, Seen: d.seen})
+	if err == nil {
+		d.released = true
+	}
+	return err
+}
