@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,8 +34,9 @@ type Once struct {
 	Request   string   // id of this request; a second write of the same request is no repetition
 	Node      NodeID
 	Implicit  bool
-	// Answer renders the answer from what the transaction wrote; nil, or a nil
-	// answer, leaves it to FinishOnce. It must be pure: it may run twice.
+	// Answer makes of what the transaction wrote what a repetition needs: the
+	// answer itself, or ids to read it by where content must not lie in clear.
+	// Nil keeps nothing. It must be pure: it may run twice.
 	Answer func(result any) (json.RawMessage, error)
 }
 
@@ -44,7 +46,7 @@ type OnceRow struct {
 	Request    string
 	Digest     [32]byte
 	Node       NodeID
-	Answer     json.RawMessage // nil: the write is durable, its answer was never rendered
+	Answer     json.RawMessage // what Once.Answer made; nil for nothing
 	Unanswered bool            // the answer could not be sent
 	CreatedAt  time.Time
 }
@@ -140,21 +142,6 @@ func (db *DB) onceRow(ctx context.Context, query string, args ...any) (OnceRow, 
 	return r, nil
 }
 
-// FinishOnce keeps the answer that was given where the write's own transaction
-// could not render it. Losing it costs nothing: the record itself already
-// keeps the write from happening twice.
-func (db *DB) FinishOnce(ctx context.Context, o *Once, answer json.RawMessage) error {
-	err := db.tx(ctx, func(t *tx) error {
-		_, err := t.exec(`UPDATE once SET answer = ? WHERE workspace = ? AND path = ? AND key = ? AND request = ?`,
-			[]byte(answer), o.Workspace, o.Path, o.Key, o.Request)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("keep answer of %s: %w", o.Path, err)
-	}
-	return nil
-}
-
 // OnceUnanswered notes that the answer of a request could not be sent, so that
 // the client's retry gets it.
 func (db *DB) OnceUnanswered(ctx context.Context, o *Once) error {
@@ -167,4 +154,21 @@ func (db *DB) OnceUnanswered(ctx context.Context, o *Once) error {
 		return fmt.Errorf("note unanswered request to %s: %w", o.Path, err)
 	}
 	return nil
+}
+
+// NodeGone reports whether a node has left or is dead, so that what it did not
+// answer will never be answered.
+func (db *DB) NodeGone(ctx context.Context, id NodeID) (bool, error) {
+	var gone int64
+	err := db.read(ctx, func(t *tx) error {
+		return t.queryRow(`SELECT CASE WHEN left_at > 0 OR dead_at > 0 OR proved_at > 0 OR until < ? THEN 1 ELSE 0 END FROM nodes WHERE id = ?`,
+			micros(db.Now()), id).Scan(&gone)
+	})
+	if errors.Is(err, sql.ErrNoRows) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at node %s: %w", id, err)
+	}
+	return gone != 0, nil
 }

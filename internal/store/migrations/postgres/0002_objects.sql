@@ -119,9 +119,9 @@ CREATE UNIQUE INDEX api_keys_by_hash ON api_keys (hash);
 
 -- One row per POST that wrote something: with a key of the client for 24 hours,
 -- with a key of ours (implicit = 1) for a client's retries within 30 seconds.
--- request is the id of the request that wrote it; answer is NULL while the
--- write is durable and its answer is not rendered yet; unanswered = 1 says that
--- the answer could not be sent.
+-- request is the id of the request that wrote it; answer is the answer, or ids to
+-- read it by where content must not lie in clear; unanswered = 1 says that the
+-- answer could not be sent.
 CREATE TABLE once (
   workspace TEXT COLLATE "C" NOT NULL,
   path TEXT COLLATE "C" NOT NULL,

@@ -1,0 +1,128 @@
+package store
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Migrations have the same names on both engines, go forward only, and each is
+// one transaction with the row that records it. A crash between two leaves the
+// first; the next start goes on. The running code works before and after each
+// one (expand, move, contract).
+
+//go:embed migrations/sqlite/*.sql migrations/postgres/*.sql
+var migrationFiles embed.FS
+
+// migrationLock is the advisory lock that nodes take one after the other to
+// migrate PostgreSQL: "plan" and 1.
+const migrationLock = 0x706c616e_00000001
+
+func migrationNames(engine string) ([]string, error) {
+	names, err := fs.Glob(migrationFiles, "migrations/"+engine+"/*.sql")
+	if err != nil {
+		return nil, err
+	}
+	for i, n := range names {
+		names[i] = strings.TrimSuffix(path.Base(n), ".sql")
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+func (db *DB) engine() string {
+	if db.pg {
+		return "postgres"
+	}
+	return "sqlite"
+}
+
+const createMigrations = `CREATE TABLE IF NOT EXISTS migrations (name TEXT NOT NULL PRIMARY KEY, at BIGINT NOT NULL)`
+
+// migrate brings the schema forward; ErrNewer if it is newer than this program.
+func (db *DB) migrate(ctx context.Context) error {
+	names, err := migrationNames(db.engine())
+	if err != nil {
+		return err
+	}
+	if !db.pg {
+		// Inside a transaction this pragma is part of it; outside it commits by
+		// itself, and doing it twice does no harm.
+		if _, err := db.writer.conn.ExecContext(ctx, fmt.Sprintf("PRAGMA application_id = %d", sqliteAppID)); err != nil {
+			return err
+		}
+	}
+	if err := db.transact(ctx, 0, func(t *tx) error {
+		if err := t.lockMigrations(); err != nil {
+			return err
+		}
+		_, err := t.exec(createMigrations)
+		return err
+	}); err != nil {
+		return fmt.Errorf("make table of migrations: %w", err)
+	}
+	if err := db.checkFormat(ctx); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := db.transact(ctx, 0, func(t *tx) error { return t.migrateOne(name) }); err != nil {
+			return fmt.Errorf("migration %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (t *tx) lockMigrations() error {
+	if !t.db.pg {
+		return nil
+	}
+	_, err := t.exec(`SELECT pg_advisory_xact_lock(?)`, int64(migrationLock))
+	return err
+}
+
+func (t *tx) migrateOne(name string) error {
+	if err := t.lockMigrations(); err != nil {
+		return err
+	}
+	var n int64
+	if err := t.queryRow(`SELECT count(*) FROM migrations WHERE name = ?`, name).Scan(&n); err != nil || n > 0 {
+		return err
+	}
+	text, err := migrationFiles.ReadFile("migrations/" + t.db.engine() + "/" + name + ".sql")
+	if err != nil {
+		return err
+	}
+	// Not prepared: a file holds several statements.
+	if _, err := t.q.ExecContext(t.ctx, string(text)); err != nil {
+		return t.db.mapErr(err)
+	}
+	_, err = t.exec(`INSERT INTO migrations (name, at) VALUES (?, ?)`, name, micros(t.db.Now()))
+	return err
+}
+
+// checkFormat refuses a store that holds a migration unknown to this program.
+func (db *DB) checkFormat(ctx context.Context) error {
+	names, err := migrationNames(db.engine())
+	if err != nil {
+		return err
+	}
+	rows, err := db.r.QueryContext(ctx, `SELECT name FROM migrations ORDER BY name`)
+	if err != nil {
+		return db.mapErr(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return err
+		}
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("%w: it has %s, this program knows up to %s; use the newer program", ErrNewer, name, names[len(names)-1])
+		}
+	}
+	return rows.Err()
+}

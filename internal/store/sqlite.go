@@ -1,0 +1,281 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// sqliteAppID marks the file as ours (PRAGMA application_id): "plan".
+const sqliteAppID = 0x706c616e
+
+// lockMark is written into the lock file once the database was initialised, so
+// that a database that is gone or empty is noticed and not made anew.
+const lockMark = "planaria data folder, initialised\n"
+
+// sqliteReaders bounds the pool of readers; each holds its page cache.
+const sqliteReaders = 8
+
+// beside lists what others of ours keep in the data folder before the
+// database exists. Anything else there makes the folder foreign.
+var beside = []string{"lock", "blobs", "keys", "tmp", "lost+found", "planaria.yaml"}
+
+// openSQLite takes the folder lock, then opens the file. The lock's holder is
+// the only process that writes, so an owner that is not of this process is dead.
+func (db *DB) openSQLite(ctx context.Context, file string) error {
+	dir := filepath.Dir(file)
+	if db.cfg.ReadOnly {
+		if _, err := os.Stat(file); err != nil {
+			return err
+		}
+		return db.dialSQLite(ctx, file)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	fresh, err := db.lockFolder(dir, file)
+	if err != nil {
+		return err
+	}
+	if err := db.dialSQLite(ctx, file); err != nil {
+		return err
+	}
+	if !fresh {
+		if err := db.checkSQLite(ctx); err != nil {
+			return err
+		}
+	}
+	if err := db.migrate(ctx); err != nil {
+		return err
+	}
+	if fresh {
+		if err := markInitialised(db.lock, dir); err != nil {
+			return fmt.Errorf("mark the folder: %w", err)
+		}
+	}
+	if db.wit, err = openWitness(dir); err != nil {
+		return err
+	}
+	return db.compareWitness(ctx)
+}
+
+// lockFolder takes the exclusive lock and says whether the database is to be
+// made. A crash before markInitialised leaves a half-made database and an empty
+// lock file: the next start makes it again, nothing was acknowledged.
+func (db *DB) lockFolder(dir, file string) (fresh bool, err error) {
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	base := filepath.Base(file)
+	_, statErr := os.Stat(file)
+	missing := errors.Is(statErr, fs.ErrNotExist)
+	if missing {
+		for _, n := range names {
+			if !slices.Contains(beside, n.Name()) && !strings.HasPrefix(n.Name(), base) &&
+				!strings.HasPrefix(n.Name(), "master") && !strings.HasPrefix(n.Name(), "witness") {
+				return false, fmt.Errorf("%w: %s holds %q", ErrForeign, dir, n.Name())
+			}
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return false, err
+	}
+	db.lock = f
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return false, fmt.Errorf("%w: %s", ErrLocked, dir)
+		}
+		return false, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	mark, err := os.ReadFile(f.Name())
+	if err != nil {
+		return false, err
+	}
+	fresh = string(mark) != lockMark
+	if st, err := os.Stat(file); !fresh && (err != nil || st.Size() == 0) {
+		return false, fmt.Errorf("%w: the database %s is missing or empty, but this folder was initialised; restore it from a backup", ErrDamaged, file)
+	}
+	return fresh, nil
+}
+
+func markInitialised(lock *os.File, dir string) error {
+	if _, err := lock.WriteAt([]byte(lockMark), 0); err != nil {
+		return err
+	}
+	if err := lock.Sync(); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func (db *DB) dialSQLite(ctx context.Context, file string) error {
+	// On Linux SQLite's own build commits with fdatasync; this port needs telling.
+	sqlite.Fdatasync(true) //nolint:errcheck // where it is not available fsync stays
+	dsn := func(mode string, pragmas ...string) string {
+		q := url.Values{"mode": {mode}, "_txlock": {"deferred"}}
+		for _, p := range pragmas {
+			q.Add("_pragma", p)
+		}
+		return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: file}).EscapedPath(), RawQuery: q.Encode()}).String()
+	}
+	var err error
+	if !db.cfg.ReadOnly {
+		db.w, err = sql.Open("sqlite", dsn("rwc", "busy_timeout(10000)", "journal_mode(WAL)",
+			"synchronous(FULL)", "temp_store(MEMORY)", "cache_size(-16000)", "wal_autocheckpoint(4000)"))
+		if err != nil {
+			return err
+		}
+		db.w.SetMaxOpenConns(1)
+		if db.writer, err = newSQLiteWriter(ctx, db.w); err != nil {
+			return err
+		}
+	}
+	db.r, err = sql.Open("sqlite", dsn("ro", "busy_timeout(10000)", "cache_size(-4000)", "query_only(1)"))
+	if err != nil {
+		return err
+	}
+	db.r.SetMaxOpenConns(sqliteReaders)
+	db.r.SetMaxIdleConns(sqliteReaders)
+	if db.cfg.ReadOnly {
+		if err := db.checkSQLite(ctx); err != nil {
+			return err
+		}
+		return db.checkFormat(ctx)
+	}
+	return nil
+}
+
+// checkSQLite refuses a database that is not ours.
+func (db *DB) checkSQLite(ctx context.Context) error {
+	var id int64
+	q := db.w
+	if q == nil {
+		q = db.r
+	}
+	var err error
+	if db.writer != nil {
+		err = db.writer.conn.QueryRowContext(ctx, `PRAGMA application_id`).Scan(&id)
+	} else {
+		err = q.QueryRowContext(ctx, `PRAGMA application_id`).Scan(&id)
+	}
+	if err != nil {
+		return err
+	}
+	if id != sqliteAppID {
+		return fmt.Errorf("%w: the database belongs to another program", ErrForeign)
+	}
+	return nil
+}
+
+// sqliteWriter is the one connection that writes, with its prepared statements.
+type sqliteWriter struct {
+	conn *sql.Conn
+	// turn holds one token; who has it may use conn and stmts.
+	turn  chan struct{}
+	stmts map[string]*sql.Stmt
+}
+
+func newSQLiteWriter(ctx context.Context, w *sql.DB) (*sqliteWriter, error) {
+	conn, err := w.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &sqliteWriter{conn: conn, turn: make(chan struct{}, 1), stmts: map[string]*sql.Stmt{}}, nil
+}
+
+// maxStmts bounds the prepared statements; lists of different lengths make more.
+const maxStmts = 400
+
+// prepare returns the statement of a query. The caller has the turn.
+func (w *sqliteWriter) prepare(ctx context.Context, query string) (*sql.Stmt, error) {
+	if st, ok := w.stmts[query]; ok {
+		return st, nil
+	}
+	if len(w.stmts) >= maxStmts {
+		for q, st := range w.stmts {
+			st.Close()
+			delete(w.stmts, q)
+		}
+	}
+	st, err := w.conn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	w.stmts[query] = st
+	return st, nil
+}
+
+// transact waits for the turn and runs f between BEGIN IMMEDIATE and COMMIT.
+func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) (err error) {
+	select {
+	case w.turn <- struct{}{}:
+		defer func() { <-w.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	ctx = context.WithoutCancel(ctx)
+	t := &tx{ctx: ctx, db: db, q: w.conn, w: w}
+	if _, err := t.exec("BEGIN IMMEDIATE"); err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	done := false
+	defer func() {
+		if !done { // an error or a panic of f
+			if _, rerr := t.exec("ROLLBACK"); rerr != nil && err == nil {
+				err = rerr
+			}
+		}
+	}()
+	if err := f(t); err != nil {
+		return err
+	}
+	if _, err := t.exec("COMMIT"); err != nil {
+		// SQLite either rolled back or left the transaction open; the rollback
+		// above ends the latter. What readers see decides.
+		return fmt.Errorf("%w: %w", errLostCommit, err)
+	}
+	done = true
+	return nil
+}
+
+func (w *sqliteWriter) close() error {
+	for _, st := range w.stmts {
+		st.Close()
+	}
+	return w.conn.Close()
+}
+
+// sqliteErr maps what the engine says about damage.
+func sqliteErr(err error) error {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Code() & 0xff {
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	case sqlite3.SQLITE_FULL:
+		return fmt.Errorf("the disk of the data folder is full: %w", err)
+	case sqlite3.SQLITE_IOERR:
+		return fmt.Errorf("reading or writing the data folder: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,267 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// How to use transactions (for every noun that is not written by Append):
+//
+//	err := db.tx(ctx, func(tx *tx) error {
+//		n, err := tx.exec(`UPDATE agents SET name = ? WHERE workspace = ? AND id = ?`, name, ws, id)
+//		…
+//	})
+//
+// db.tx is a write transaction. The function may run more than once (PostgreSQL
+// repeats it after a serialization failure, which is isolated SERIALIZABLE), so
+// it sets its results anew each time and touches no network, file or channel.
+// Its error rolls back and is returned as it is. db.read is the same for reads:
+// one consistent snapshot. Placeholders are ? on both engines. Times are stored
+// as micros(t) and read with fromMicros. tx.queryRow(…).Scan gives
+// sql.ErrNoRows; notFound(err) makes ErrNotFound of it.
+
+// tx is one transaction, or in tests of reading one connection.
+type tx struct {
+	ctx context.Context
+	db  *DB
+	q   querier
+	w   *sqliteWriter // prepared statements; nil on PostgreSQL and for readers
+}
+
+// querier is what *sql.Tx, *sql.Conn and *sql.DB have in common.
+type querier interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// exec runs a statement and returns how many rows it changed.
+func (t *tx) exec(query string, args ...any) (int64, error) {
+	var res sql.Result
+	var err error
+	if t.w != nil {
+		st, perr := t.w.prepare(t.ctx, query)
+		if perr != nil {
+			return 0, t.db.mapErr(perr)
+		}
+		res, err = st.ExecContext(t.ctx, args...)
+	} else {
+		res, err = t.q.ExecContext(t.ctx, t.db.sql(query), args...)
+	}
+	if err != nil {
+		return 0, t.db.mapErr(err)
+	}
+	return res.RowsAffected()
+}
+
+// query runs a query for several rows; the caller closes them and checks Err.
+func (t *tx) query(query string, args ...any) (*sql.Rows, error) {
+	if t.w != nil {
+		st, err := t.w.prepare(t.ctx, query)
+		if err != nil {
+			return nil, t.db.mapErr(err)
+		}
+		rows, err := st.QueryContext(t.ctx, args...)
+		return rows, t.db.mapErr(err)
+	}
+	rows, err := t.q.QueryContext(t.ctx, t.db.sql(query), args...)
+	return rows, t.db.mapErr(err)
+}
+
+// queryRow runs a query for one row.
+func (t *tx) queryRow(query string, args ...any) *sql.Row {
+	if t.w != nil {
+		if st, err := t.w.prepare(t.ctx, query); err == nil {
+			return st.QueryRowContext(t.ctx, args...)
+		}
+		return t.q.QueryRowContext(t.ctx, query, args...) // gives the error of preparing
+	}
+	return t.q.QueryRowContext(t.ctx, t.db.sql(query), args...)
+}
+
+// each runs a query and calls f per row.
+func (t *tx) each(query string, args []any, f func(*sql.Rows) error) error {
+	rows, err := t.query(query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := f(rows); err != nil {
+			return err
+		}
+	}
+	return t.db.mapErr(rows.Err())
+}
+
+// maxTries bounds repetitions after serialization failures.
+const maxTries = 20
+
+// tx runs f in a write transaction; see the comment at the top of this file.
+func (db *DB) tx(ctx context.Context, f func(*tx) error) error {
+	return db.write(ctx, writeOpt{iso: sql.LevelSerializable, step: "tx"}, f)
+}
+
+// writeOpt says how a write transaction runs.
+type writeOpt struct {
+	iso  sql.IsolationLevel // PostgreSQL only
+	step string             // names the fault hook
+	// landed finds out after an error of COMMIT whether the transaction is
+	// there. Nil: the caller gets ErrUnknown.
+	landed func(*tx) (bool, error)
+}
+
+// write runs f in a write transaction, repeats it after serialization failures,
+// and after an error of COMMIT finds out what became of it.
+func (db *DB) write(ctx context.Context, o writeOpt, f func(*tx) error) error {
+	if db.cfg.ReadOnly {
+		return errReadOnly
+	}
+	for try := 1; ; try++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := db.writeOnce(ctx, o, f)
+		if err == nil || try >= maxTries || !db.isRetry(err) {
+			return err
+		}
+	}
+}
+
+var errReadOnly = errors.New("store is open for reading only")
+
+// errLostCommit marks an error of COMMIT itself.
+var errLostCommit = errors.New("commit gave an error")
+
+func (db *DB) writeOnce(ctx context.Context, o writeOpt, f func(*tx) error) error {
+	if err := db.fault(o.step + ".before"); err != nil {
+		return err // nothing is there
+	}
+	err := db.transact(ctx, o.iso, f)
+	if err == nil {
+		// Durable now. A crash or a lost reply right here: there, unanswered.
+		if ferr := db.fault(o.step + ".after"); ferr != nil {
+			err = fmt.Errorf("%w: %w", errLostCommit, ferr)
+		}
+	}
+	if !errors.Is(err, errLostCommit) {
+		return err
+	}
+	if o.landed == nil {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	there := false
+	rerr := db.read(context.WithoutCancel(ctx), func(t *tx) (err error) {
+		if err := db.fault(o.step + ".compare"); err != nil {
+			return err
+		}
+		there, err = o.landed(t)
+		return err
+	})
+	switch {
+	case rerr != nil:
+		return fmt.Errorf("%w: %w: %w", ErrUnknown, err, rerr)
+	case there:
+		return nil
+	}
+	return err // not there, and the caller may try again
+}
+
+// transact runs f between BEGIN and COMMIT once. What begins is not cut by a
+// caller that leaves: its fate would be unknown for no gain.
+func (db *DB) transact(ctx context.Context, iso sql.IsolationLevel, f func(*tx) error) error {
+	if !db.pg {
+		return db.writer.transact(ctx, db, f)
+	}
+	ctx = context.WithoutCancel(ctx)
+	stx, err := db.w.BeginTx(ctx, &sql.TxOptions{Isolation: iso})
+	if err != nil {
+		return fmt.Errorf("begin: %w", db.mapErr(err))
+	}
+	defer stx.Rollback() //nolint:errcheck // after Commit it is a no-op
+	if err := f(&tx{ctx: ctx, db: db, q: stx}); err != nil {
+		return err
+	}
+	if err := stx.Commit(); err != nil {
+		if db.isRetry(err) {
+			return err // the server said that it rolled back
+		}
+		return fmt.Errorf("%w: %w", errLostCommit, db.mapErr(err))
+	}
+	return nil
+}
+
+// read runs f against one consistent snapshot.
+func (db *DB) read(ctx context.Context, f func(*tx) error) error {
+	opt := &sql.TxOptions{ReadOnly: true}
+	if db.pg {
+		opt.Isolation = sql.LevelRepeatableRead
+	}
+	stx, err := db.r.BeginTx(ctx, opt)
+	if err != nil {
+		return fmt.Errorf("begin reading: %w", db.mapErr(err))
+	}
+	defer stx.Rollback() //nolint:errcheck // reading only
+	return db.mapErr(f(&tx{ctx: ctx, db: db, q: stx}))
+}
+
+// peek reads without a transaction: each statement sees its own snapshot.
+func (db *DB) peek(ctx context.Context) *tx { return &tx{ctx: ctx, db: db, q: db.r} }
+
+// notFound maps sql.ErrNoRows to ErrNotFound.
+func notFound(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return ErrNotFound
+	}
+	return err
+}
+
+// rewritten caches queries with PostgreSQL's placeholders. The queries are
+// constants of this package but for lists, whose lengths are bounded by pages.
+var rewritten sync.Map
+
+// sql rewrites ? to $1, $2, … for PostgreSQL. No query holds a literal ?.
+func (db *DB) sql(query string) string {
+	if !db.pg {
+		return query
+	}
+	if q, ok := rewritten.Load(query); ok {
+		return q.(string)
+	}
+	var b strings.Builder
+	n := 0
+	for _, c := range query {
+		if c == '?' {
+			n++
+			fmt.Fprintf(&b, "$%d", n)
+			continue
+		}
+		b.WriteRune(c)
+	}
+	rewritten.Store(query, b.String())
+	return b.String()
+}
+
+// marks returns "?, ?, …" for n values.
+func marks(n int) string {
+	if n == 0 {
+		return "NULL"
+	}
+	return strings.Repeat("?, ", n-1) + "?"
+}
+
+// wake signals a channel of size one; signals merge.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// forever is how far a time without end lies away.
+const forever = 365 * 24 * time.Hour

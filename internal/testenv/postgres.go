@@ -1,0 +1,6 @@
+package testenv
+
+import "testing"
+
+// Postgres is replaced below.
+func Postgres(t testing.TB) string { t.Skip("no PostgreSQL yet"); return "" }
