@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -29,6 +30,7 @@ type driver struct {
 	id    store.SessionID
 	scope gateway.Scope
 
+	takeover bool  // the former owner did not release the session
 	listed   bool  // tools were listed since the session became running
 	seen     int64 // highest inbox row that was read
 	consumed bool  // something from the inbox was acted on since the claim
@@ -89,7 +91,7 @@ func (d *driver) guarded(ctx context.Context, s store.Session) (err error) {
 	if err := d.rebuild(ctx, s); err != nil {
 		return fmt.Errorf("rebuild session %s: %w", d.id, err)
 	}
-	if d.m.cfg.Observe != nil && s.Status != store.StatusIdle && s.Fence > 1 {
+	if d.m.cfg.Observe != nil && d.takeover {
 		d.m.cfg.Observe.Resumed(s, "ok", d.m.now().Sub(started))
 	}
 	d.mend()
@@ -115,6 +117,7 @@ func (d *driver) park(ctx context.Context, cause error) {
 			n = st.tries["driver"] + 1
 		}
 		until := d.m.now().Add(d.m.patience.backoff(n, 0))
+		a.Seen = d.seen // what was read does not end the wait
 		a.Entries = []store.Draft{record(store.KindWait, d.newID("rec_"), "", store.Wait{
 			V: store.BodyVersion, Until: until, Reason: "driver", Tries: n})}
 	}
@@ -138,6 +141,13 @@ func (d *driver) rebuild(ctx context.Context, s store.Session) error {
 		if err := st.fold(e); err != nil {
 			return err
 		}
+	}
+	if n := len(entries); n > 0 && entries[n-1].Kind == store.KindClaim {
+		var c store.Claim
+		if err := json.Unmarshal(entries[n-1].Body, &c); err != nil {
+			return err
+		}
+		d.takeover = c.Former != ""
 	}
 	d.mu.Lock()
 	d.st = st

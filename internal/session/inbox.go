@@ -368,6 +368,9 @@ func (d *driver) abandon(ctx context.Context, c *call) error {
 		return err
 	}
 	var p gateway.Progress
+	if e.Client && e.State == store.StateIntended {
+		return d.abandonClient(ctx, c)
+	}
 	switch e.State {
 	case store.StateAwaitingApproval, store.StateIntended:
 		p, err = d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, interruptedResult, nil, d.result(c))
@@ -375,4 +378,18 @@ func (d *driver) abandon(ctx context.Context, c *call) error {
 		p, err = d.m.cfg.Gateway.Settle(ctx, d.scope, c.effect, SettleRequest{Outcome: "tell", Person: "user"}, nil, d.result(c))
 	}
 	return d.progressed(c, p, err)
+}
+
+// abandonClient closes a call that the client performs. Whether it did is not
+// known here: the effect is in doubt, and told so.
+func (d *driver) abandonClient(ctx context.Context, c *call) error {
+	a := gateway.Answer{Effect: c.effect, IsError: true, Content: text(fmt.Sprintf(
+		"The user interrupted before the client answered. Whether the client did it is unknown (%s); do not repeat it without asking.", c.effect))}
+	drafts := append([]store.Draft{
+		record(store.KindDoubt, string(c.effect), d.scope.Thread, store.Doubt{V: store.BodyVersion, Effect: c.effect, Reason: "interrupted"}),
+		record(store.KindSettlement, string(c.effect), d.scope.Thread, store.Settlement{V: store.BodyVersion, Effect: c.effect, Outcome: store.Told, By: "person"}),
+	}, d.result(c)(a)...)
+	_, err := d.append(ctx, store.Append{Entries: drafts,
+		Effects: []store.EffectIs{{ID: c.effect, States: []store.EffectState{store.StateIntended}}}})
+	return err
 }

@@ -347,7 +347,7 @@ func (m *Manager) settleTerminated(ctx context.Context, ws store.WorkspaceID, e 
 }
 
 // Archive terminates a session that is not running; its log stays readable.
-func (m *Manager) Archive(ctx context.Context, ws store.WorkspaceID, id store.SessionID) (store.Session, error) {
+func (m *Manager) Archive(ctx context.Context, ws store.WorkspaceID, id store.SessionID, principal string) (store.Session, error) {
 	s, err := m.db.Session(ctx, ws, id)
 	if err != nil {
 		return s, err
@@ -362,7 +362,8 @@ func (m *Manager) Archive(ctx context.Context, ws store.WorkspaceID, id store.Se
 	}
 	_, err = m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: []store.Draft{
 		event(store.NewID("sevt_", now), evThreadTerminated, s.Thread, fields{"session_thread_id": s.Thread, "agent_name": name}),
-		event(store.NewID("sevt_", now), evTerminated, "", fields{"archived": true}),
+		event(store.NewID("sevt_", now), evTerminated, "", nil),
+		record(store.KindArchive, store.NewID("rec_", now), "", store.Archive{V: store.BodyVersion, By: principal}),
 	}}, notRunning(id, "archived"))
 	if errors.Is(err, store.ErrOwned) {
 		err = runningProblem(id, "archived")

@@ -139,7 +139,7 @@ func (d *driver) reschedule(ctx context.Context, e sessionError, wait store.Wait
 	}
 	wait.V = store.BodyVersion
 	drafts = append(drafts, record(store.KindWait, d.newID("rec_"), "", wait))
-	if _, err := d.append(ctx, store.Append{Entries: drafts, Park: true}); err != nil {
+	if _, err := d.append(ctx, store.Append{Entries: drafts, Park: true, Seen: d.seen}); err != nil {
 		return err
 	}
 	d.released = true

@@ -228,7 +228,9 @@ func (st *state) foldOutput(e store.Entry) error {
 	}
 	st.openModel = ""
 	if b.Failed != "" {
+		// Paid for nothing: metered apart (law L12).
 		st.usage.WastedTokens += b.Usage.Input + b.Usage.Output + b.Usage.CacheRead + b.Usage.CacheCreation5m + b.Usage.CacheCreation1h
+		return nil
 	}
 	st.usage.Input += b.Usage.Input
 	st.usage.Output += b.Usage.Output
@@ -236,7 +238,7 @@ func (st *state) foldOutput(e store.Entry) error {
 	st.usage.CacheCreation5m += b.Usage.CacheCreation5m
 	st.usage.CacheCreation1h += b.Usage.CacheCreation1h
 	st.usage.CostNanoUSD += b.CostNanoUSD
-	if b.Failed != "" || b.Purpose != purposeTurn {
+	if b.Purpose != purposeTurn {
 		return nil
 	}
 	var blocks []gateway.Block

@@ -1,0 +1,50 @@
+package session
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/store"
+)
+
+// State lets tests fold a log.
+type State struct{ st *state }
+
+func NewState(s store.Session) (State, error) {
+	st, err := newState(s)
+	return State{st}, err
+}
+
+func (s State) Fold(e store.Entry) error       { return s.st.fold(e) }
+func (s State) Messages() []gateway.Message    { return s.st.request().Messages }
+func (s State) Tools() []gateway.ModelTool     { return s.st.request().Tools }
+func (s State) Want() bool                     { return s.st.want }
+func (s State) Open() int                      { return len(s.st.open()) }
+func (s State) Usage() store.SessionUsage      { return s.st.usage }
+func (s State) Tries(reason string) int        { return s.st.tries[reason] }
+func (s State) Status() store.Status           { return s.st.status }
+func (s State) Request() gateway.ModelRequest  { return s.st.request() }
+func (s State) Newest(n int) []gateway.Message { return newest(s.st.messages, n) }
+func (s State) Render(n int) string            { return render(s.st.messages, n) }
+
+// Compaction makes the state that a compaction entry carries.
+func (s State) Compaction(summary string) json.RawMessage {
+	st := s.st
+	return encode(compactState{
+		Messages: merge(gateway.Message{Role: "user", Content: []gateway.Block{{Type: "text", Text: summary}}}, lastInput(st.messages)),
+		Tools:    st.tools, Told: st.told, Usage: st.usage, Status: st.status, Running: st.running, Want: st.want, Rounds: st.rounds, Shrunk: st.shrunk + 1})
+}
+
+var (
+	Paired        = paired
+	ModelToolName = modelToolName
+	UpdateDrafts  = updateDrafts
+	Event         = func(id, typ string, f map[string]any) store.Draft { return event(id, typ, "", f) }
+	Record        = record
+)
+
+// Backoff exposes Patience.backoff.
+func Backoff(p Patience, n int, hint time.Duration) time.Duration {
+	return p.withDefaults().backoff(n, hint)
+}
