@@ -81,7 +81,8 @@ func (db *DB) putBlob(ctx context.Context, ws WorkspaceID, sealed []byte) (strin
 type change struct {
 	old, row sessionRow
 	key      *dataKey
-	open     map[EffectID]Effect // open effects before; nil: read when asked
+	open     map[EffectID]Effect // open effects before
+	pre      *prefetch           // what was read ahead; nil: read when asked
 	rows     *rows
 	entries  []Entry
 	prepared []prepared
@@ -101,6 +102,10 @@ func (c *change) begin(t *tx) {
 		}
 		if id == "" || fresh {
 			return Effect{}, false, nil
+		}
+		if c.pre != nil {
+			x, ok := c.pre.effects[id]
+			return x, ok && x.Session == c.row.ID, nil
 		}
 		x, err := t.effect(c.row.Workspace, id)
 		if errors.Is(err, ErrNotFound) || err == nil && x.Session != c.row.ID {
@@ -187,6 +192,14 @@ func (c *change) consumable(t *tx, ids []string) (urgent int64, err error) {
 	for i, id := range ids {
 		if slices.Contains(c.consumed, id) || slices.Contains(ids[:i], id) {
 			return 0, fmt.Errorf("%w: inbox row %s is consumed already", ErrConflict, id)
+		}
+		if c.pre != nil {
+			u, ok := c.pre.inbox[id]
+			if !ok {
+				return 0, fmt.Errorf("%w: inbox row %s is not there", ErrConflict, id)
+			}
+			urgent += u
+			continue
 		}
 		var u int64
 		err := t.queryRow(`SELECT urgent FROM inbox WHERE workspace = ? AND session = ? AND id = ?`, c.row.Workspace, c.row.ID, id).Scan(&u)

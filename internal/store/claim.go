@@ -36,6 +36,8 @@ type Lease struct {
 	onCommit   func([]Entry)
 	relaxedErr error
 	ended      bool
+
+	polled int64 // newest inbox row that a poll told of; guarded by DB.mu
 }
 
 func (l *Lease) Workspace() WorkspaceID { return l.key.ws }
@@ -107,7 +109,7 @@ func (l *Lease) end(cause error) {
 // that cannot be read is refused (Damaged) and does not disturb the others.
 func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 	db := n.db
-	if err := n.mayClaim(ctx); err != nil || max <= 0 {
+	if may, err := n.mayClaim(ctx); !may || max <= 0 {
 		return nil, err
 	}
 	var changes []*change

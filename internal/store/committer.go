@@ -265,6 +265,12 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	var pre *prefetch
+	if c.db.pg {
+		if pre, err = t.prefetch(batch); err != nil {
+			return nil, err
+		}
+	}
 	now := c.db.Now()
 	var vs []*verdict
 	var changes []*change
@@ -282,6 +288,7 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 		row := ld.l.row
 		row.starting, row.inboxN, row.inboxUrgent, row.inboxLast, row.nextAt = g.starting, g.inboxN, g.inboxUrgent, g.inboxLast, g.nextAt
 		ch := newChange(row, ld.l.dataKey, ld.l.open)
+		ch.pre = pre
 		v.errs = make([]error, len(ld.items))
 		for i, it := range ld.items {
 			if ch.row.Owner == "" {

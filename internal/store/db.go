@@ -32,9 +32,13 @@ type DB struct {
 	com  *committer
 	hub  *hub
 
+	instance string // names this process in notices
+
 	mu     sync.Mutex // guards the fields below
 	leases map[sessionKey]*Lease
 	nodes  map[NodeID]*Node // joined by this process
+
+	notices notices // PostgreSQL: what other nodes are to be told
 }
 
 // sessionKey names a session in memory.
@@ -57,6 +61,8 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 	if db.now == nil {
 		db.now = time.Now
 	}
+	db.instance = NewID("proc_", db.now())
+	db.notices = notices{signal: make(chan struct{}, 1), keys: map[sessionKey]struct{}{}}
 	db.keys = newKeyring(cfg.Master)
 	db.hub = newHub()
 	db.com = newCommitter(db)

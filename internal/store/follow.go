@@ -42,6 +42,11 @@ func (h *hub) publish(key sessionKey, entries []Entry, queued []Inbox) {
 // push adds an item; the hub's mutex is held. On overflow the follower reads
 // the store again.
 func (f *Follower) push(it FollowItem) {
+	if it.Entry != nil {
+		f.have = max(f.have, it.Entry.Seq)
+	} else {
+		f.haveN = max(f.haveN, it.Queued.N)
+	}
 	if f.stale {
 		return
 	}
@@ -59,6 +64,18 @@ func (h *hub) poke(key sessionKey) {
 	for f := range h.followers[key] {
 		f.stale = true
 		wake(f.signal)
+	}
+}
+
+// behind pokes those followers that have not what the store has.
+func (h *hub) behind(key sessionKey, head Seq, lastN int64, deleted bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for f := range h.followers[key] {
+		if deleted || f.have < head || f.haveN < lastN {
+			f.stale, f.have, f.haveN = true, head, lastN
+			wake(f.signal)
+		}
 	}
 }
 
@@ -96,7 +113,9 @@ type Follower struct {
 
 	// Guarded by hub.mu.
 	pushed []FollowItem
-	stale  bool // pushed is not complete: read the store
+	stale  bool  // pushed is not complete: read the store
+	have   Seq   // newest entry pushed or read
+	haveN  int64 // newest queued row pushed or read
 
 	// Owned by Next.
 	seq     Seq   // given up to here

@@ -61,7 +61,10 @@ func (n *Node) joinSQLite(ctx context.Context, info NodeInfo) error {
 			return err
 		}
 		for _, id := range former {
-			if err := t.bury(id, now, true); err != nil {
+			if err := t.bury(id, now); err != nil {
+				return err
+			}
+			if _, err := t.exec(`UPDATE nodes SET proved_at = ? WHERE id = ?`, micros(now), id); err != nil {
 				return err
 			}
 		}
@@ -84,14 +87,9 @@ func (n *Node) joinSQLite(ctx context.Context, info NodeInfo) error {
 	return nil
 }
 
-// bury frees the sessions of a node that is dead. proved: its process is known
-// to be gone, not only its lease.
-func (t *tx) bury(id NodeID, now time.Time, proved bool) error {
-	p := int64(0)
-	if proved {
-		p = micros(now)
-	}
-	if _, err := t.exec(`UPDATE nodes SET dead_at = ?, proved_at = ? WHERE id = ? AND dead_at = 0`, micros(now), p, id); err != nil {
+// bury frees the sessions of a node that is dead.
+func (t *tx) bury(id NodeID, now time.Time) error {
+	if _, err := t.exec(`UPDATE nodes SET dead_at = ? WHERE id = ? AND dead_at = 0`, micros(now), id); err != nil {
 		return err
 	}
 	// A session keeps the time since when it wants an owner. One that is at
@@ -131,10 +129,10 @@ func (n *Node) leave(ctx context.Context) error {
 	defer cancel()
 	err := n.db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "leave"}, func(t *tx) error {
 		now := n.db.Now()
-		if err := t.bury(n.id, now, true); err != nil {
+		if err := t.bury(n.id, now); err != nil {
 			return err
 		}
-		_, err := t.exec(`UPDATE nodes SET left_at = ? WHERE id = ?`, micros(now), n.id)
+		_, err := t.exec(`UPDATE nodes SET left_at = ?, proved_at = ? WHERE id = ?`, micros(now), micros(now), n.id)
 		return err
 	})
 	if err != nil {
@@ -173,13 +171,16 @@ func (n *Node) isLost() bool {
 func (n *Node) Trusted() time.Time {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	now := time.Now()
 	switch {
 	case n.lost:
 		return time.Time{}
 	case !n.db.pg:
-		return time.Now().Add(forever)
+		return now.Add(forever)
+	case !now.Before(n.until):
+		return time.Time{} // over by the clock that does not jump
 	}
-	return n.until
+	return n.until.Round(0) // compared by the clock that counts suspension
 }
 
 // Work is signalled (size one, merging) when a session may have become claimable.

@@ -157,3 +157,29 @@ func groupText(by, s string) string {
 	}
 	return fromMicros(n * dayMicros).Format(time.DateOnly)
 }
+
+// InDoubt counts the effects in doubt of sessions; one without any is left out.
+func (db *DB) InDoubt(ctx context.Context, ws WorkspaceID, ids []SessionID) (map[SessionID]int64, error) {
+	out := map[SessionID]int64{}
+	if len(ids) == 0 {
+		return out, nil
+	}
+	args := []any{ws, string(StateInDoubt)}
+	for _, id := range ids {
+		args = append(args, string(id))
+	}
+	err := db.read(ctx, func(t *tx) error {
+		return t.each(`SELECT session, count(*) FROM effects WHERE workspace = ? AND state = ? AND session IN (`+marks(len(ids))+`) GROUP BY session`,
+			args, func(r *sql.Rows) error {
+				var id SessionID
+				var n int64
+				err := r.Scan(&id, &n)
+				out[id] = n
+				return err
+			})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count effects in doubt: %w", err)
+	}
+	return out, nil
+}

@@ -124,6 +124,11 @@ func (t *tx) writeRare(c *change) error {
 			return orMissing(err, "inbox row "+id)
 		}
 	}
+	return t.writeConfig(c)
+}
+
+// writeConfig writes the configuration when it changed.
+func (t *tx) writeConfig(c *change) error {
 	if !c.rows.config {
 		return nil
 	}

@@ -173,6 +173,8 @@ CREATE TABLE nodes (
   proved_at BIGINT NOT NULL DEFAULT 0
 );
 
+CREATE INDEX nodes_unproved ON nodes (id) WHERE proved_at = 0;
+
 -- One row per metered thing; the id is derived from what was metered, so that
 -- nothing counts twice. waste: paid because of a failure, not part of the sums.
 CREATE TABLE usage (

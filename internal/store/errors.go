@@ -1,0 +1,30 @@
+package store
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// mapErr maps what the engines say about damage and space to clear errors.
+func (db *DB) mapErr(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case db.pg:
+		return pgErr(err)
+	}
+	return sqliteErr(err)
+}
+
+// isUnique reports a row whose key is already there.
+func (db *DB) isUnique(err error) bool {
+	var p *pgconn.PgError
+	if errors.As(err, &p) {
+		return p.Code == "23505"
+	}
+	var s *sqlite.Error
+	return errors.As(err, &s) && (s.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY || s.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+}
