@@ -49,6 +49,13 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.steps[n](w, r)
 }
 
+// requests is what the server was asked so far.
+func (s *script) requests() []asked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked)
+}
+
 // serve starts a scripted server and a client for it that does not sleep.
 func serve(t *testing.T, steps ...http.HandlerFunc) (*api.Client, *script, *[]time.Duration) {
 	t.Helper()
@@ -62,8 +69,8 @@ func serve(t *testing.T, steps ...http.HandlerFunc) (*api.Client, *script, *[]ti
 		return ctx.Err()
 	})
 	t.Cleanup(func() {
-		if len(s.asked) != len(steps) {
-			t.Errorf("%d requests came, want %d", len(s.asked), len(steps))
+		if n := len(s.requests()); n != len(steps) {
+			t.Errorf("%d requests came, want %d", n, len(steps))
 		}
 	})
 	return c, s, &waited
@@ -142,9 +149,10 @@ func TestClientRetriesWhatIsSafe(t *testing.T) {
 			case c.status == -1 && errors.As(err, &e):
 				t.Errorf("error = %v, want one that is no answer of the server", err)
 			}
-			for i, a := range s.asked {
-				if i > 0 && a != s.asked[0] {
-					t.Errorf("try %d differs: %+v, want %+v", i, a, s.asked[0])
+			asked := s.requests()
+			for i, a := range asked {
+				if i > 0 && a != asked[0] {
+					t.Errorf("try %d differs: %+v, want %+v", i, a, asked[0])
 				}
 				if (a.method == "POST") != (a.key != "") || a.auth != "Bearer key_1" {
 					t.Errorf("try %d: key %q, authorization %q", i, a.key, a.auth)
@@ -177,13 +185,14 @@ func TestClientKeysAndPaths(t *testing.T) {
 	if _, err := c.GetVault(ctx, ".."); err != nil {
 		t.Fatal(err)
 	}
-	if s.asked[0].key == s.asked[1].key || s.asked[2].key != "mine" {
-		t.Errorf("keys %q, %q, %q: want two different ones and the caller's", s.asked[0].key, s.asked[1].key, s.asked[2].key)
+	asked := s.requests()
+	if asked[0].key == asked[1].key || asked[2].key != "mine" {
+		t.Errorf("keys %q, %q, %q: want two different ones and the caller's", asked[0].key, asked[1].key, asked[2].key)
 	}
-	if got, want := s.asked[0].path, "/v1/vaults/%2E%2E%2Fa%2Fb%3Fc/archive"; got != want {
+	if got, want := asked[0].path, "/v1/vaults/%2E%2E%2Fa%2Fb%3Fc/archive"; got != want {
 		t.Errorf("path = %s, want %s", got, want)
 	}
-	if got, want := s.asked[3].path, "/v1/vaults/%2E%2E"; got != want {
+	if got, want := asked[3].path, "/v1/vaults/%2E%2E"; got != want {
 		t.Errorf("path = %s, want %s", got, want)
 	}
 	_, err := (&api.Client{BaseURL: "localhost:4747"}).GetVault(ctx, "x")
@@ -216,10 +225,11 @@ func TestClientPaging(t *testing.T) {
 	if want := []string{"a", "b", "c"}; !slices.Equal(got, want) {
 		t.Errorf("walked %v, want %v", got, want)
 	}
+	asked := s.requests()
 	for i, want := range []string{"include_archived=true&limit=2", "include_archived=true&limit=2&page=p2",
 		"include_archived=true&limit=2&page=p3", "include_archived=true&limit=2&page=p3"} {
-		if s.asked[i].query != want {
-			t.Errorf("query %d = %s, want %s", i, s.asked[i].query, want)
+		if asked[i].query != want {
+			t.Errorf("query %d = %s, want %s", i, asked[i].query, want)
 		}
 	}
 
@@ -243,8 +253,8 @@ func TestClientSendsEvents(t *testing.T) {
 		t.Errorf("Confirm = %+v", e)
 	}
 	want := `{"events":[{"type":"user.tool_confirmation","tool_use_id":"sevt_0","result":"deny","deny_message":"no"}]}`
-	if s.asked[0].body != want || s.asked[0].path != "/v1/sessions/sesn_1/events" {
-		t.Errorf("sent %s to %s, want %s", s.asked[0].body, s.asked[0].path, want)
+	if asked := s.requests()[0]; asked.body != want || asked.path != "/v1/sessions/sesn_1/events" {
+		t.Errorf("sent %s to %s, want %s", asked.body, asked.path, want)
 	}
 }
 
@@ -272,6 +282,12 @@ type log struct {
 	mu      sync.Mutex
 	streams int
 	script  func(stream int, after int, w *frames)
+}
+
+func (l *log) opened() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.streams
 }
 
 type frames struct {
@@ -512,8 +528,8 @@ func TestStreamEnds(t *testing.T) {
 		l.script = func(_, _ int, f *frames) { f.event(l.events[0]); f.raw(fatal) }
 		got, err := follow(t, l, api.StreamOptions{})
 		var e *api.Error
-		if !errors.As(err, &e) || e.Type != api.ErrPermission || e.RequestID != "req_1" || len(got) != 1 || l.streams != 1 {
-			t.Errorf("got %v, %v after %d streams", got, err, l.streams)
+		if !errors.As(err, &e) || e.Type != api.ErrPermission || e.RequestID != "req_1" || len(got) != 1 || l.opened() != 1 {
+			t.Errorf("got %v, %v after %d streams", got, err, l.opened())
 		}
 	})
 	t.Run("passing error frame", func(t *testing.T) {
@@ -534,8 +550,8 @@ func TestStreamEnds(t *testing.T) {
 	t.Run("gives up", func(t *testing.T) {
 		l := newLog(t, 3)
 		l.script = func(_, _ int, f *frames) {}
-		if _, err := follow(t, l, api.StreamOptions{}); !errors.Is(err, io.ErrUnexpectedEOF) || l.streams != api.StreamRetries+1 {
-			t.Errorf("error %v after %d streams, want unexpected EOF after %d", err, l.streams, api.StreamRetries+1)
+		if _, err := follow(t, l, api.StreamOptions{}); !errors.Is(err, io.ErrUnexpectedEOF) || l.opened() != api.StreamRetries+1 {
+			t.Errorf("error %v after %d streams, want unexpected EOF after %d", err, l.opened(), api.StreamRetries+1)
 		}
 	})
 	t.Run("not found", func(t *testing.T) {
