@@ -29,6 +29,13 @@ func newPartial(raw json.RawMessage) (*partial, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read content_block: %w", err)
 	}
+	seen := map[string]bool{}
+	for _, f := range fields {
+		if seen[f.name] {
+			return nil, fmt.Errorf("read content_block: field %.40q twice", f.name)
+		}
+		seen[f.name] = true
+	}
 	p := &partial{fields: fields, raw: raw}
 	p.typ = p.str("type")
 	if p.typ == "" {
@@ -65,11 +72,7 @@ func readFields(raw json.RawMessage) ([]field, error) {
 
 // str is the string value of a field, "" if it is absent or no string.
 func (p *partial) str(name string) (s string) {
-	for _, f := range p.fields {
-		if f.name == name {
-			_ = json.Unmarshal(f.value, &s)
-		}
-	}
+	_ = json.Unmarshal(p.value(name), &s)
 	return s
 }
 

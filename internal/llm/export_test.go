@@ -34,3 +34,20 @@ func CheckRequest(body []byte) error {
 	_, err := readScriptRequest(body)
 	return err
 }
+
+// Play plays a request without HTTP; it must not panic.
+func Play(s *Script, body []byte) {
+	req, err := readScriptRequest(body)
+	if err != nil {
+		return
+	}
+	p := newPlay(req)
+	step, _, err := s.find(p)
+	if err != nil {
+		return
+	}
+	if m, err := newScriptReply(step, p, []byte("sum of the request"), len(body)); err == nil {
+		m.json()
+		m.events()
+	}
+}

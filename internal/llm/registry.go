@@ -29,6 +29,10 @@ type Spec struct {
 	Defaults bool
 }
 
+// Priced reports whether any price is known. Where it is not, Cost is 0 and
+// means unknown, and must be shown so.
+func (s Spec) Priced() bool { return s.Prices != Prices{} }
+
 // Rule routes the models that match Pattern to one upstream.
 type Rule struct {
 	// Pattern is a glob on the model's name: "claude-*", "gpt-?". "*" is any.
@@ -173,13 +177,13 @@ var builtin = func() map[string]Spec {
 	haiku := standard(0.10, 0.50, 0.01)
 	haiku.LongOver, haiku.Long = 100_000, &long
 	return map[string]Spec{
-		"claude-fable-5-2":          {Prices: standard(8, 40, 0.20), ContextWindow: 1_000_000}, // from a reseller's page; maximum output not published there
+		"claude-fable-5-2":          big(standard(8, 40, 0.20)), // from two resellers' pages that state the vendor's list price
 		"claude-fable-5-1":          big(standard(10, 50, 0.25)),
 		"claude-fable-5":            big(standard(10, 50, 1)),
 		"claude-opus-5-5":           big(standard(4, 20, 0.20)),
 		"claude-opus-5":             big(standard(5, 25, 0.50)),
-		"claude-opus-4-8":           {Prices: standard(5, 25, 0.50)},
-		"claude-opus-4-7":           {Prices: standard(5, 25, 0.50)},
+		"claude-opus-4-8":           big(standard(5, 25, 0.50)),
+		"claude-opus-4-7":           {Prices: standard(5, 25, 0.50)}, // window not found in a published list
 		"claude-opus-4-6":           big(standard(5, 25, 0.50)),
 		"claude-sonnet-5-5":         big(standard(2, 10, 0.10)),
 		"claude-sonnet-5":           big(standard(2, 10, 0.20)),

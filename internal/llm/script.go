@@ -248,7 +248,14 @@ func (st *Step) validate(at string) error {
 	if _, err := json.Marshal(st.StopDetails); err != nil {
 		return fmt.Errorf("%s.stop_details: %w; use only what JSON has", at, err)
 	}
-	return st.Fault.validate(at + ".fault")
+	if err := st.Fault.validate(at + ".fault"); err != nil {
+		return err
+	}
+	empty := st.Text == "" && st.Thinking == "" && st.Redacted == "" && len(st.Tools) == 0
+	if empty && (st.Fault == nil || st.Fault.Times > 0) {
+		return fmt.Errorf("%s: says nothing; an empty answer leaves no trace in the conversation, so the step would be played again: give text, thinking or tools", at)
+	}
+	return nil
 }
 
 func (f *Fault) validate(at string) error {

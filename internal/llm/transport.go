@@ -17,8 +17,9 @@ import (
 // and the request is a failed one; none of them truncates silently.
 const (
 	// DefaultIdle is how long an answer may make no progress. Pings, comments
-	// and unknown events are no progress: a server cannot hold us with them.
-	DefaultIdle = 5 * time.Minute
+	// and unknown events are no progress: a server cannot hold us with them. It
+	// is this long because a model that thinks unseen sends nothing but pings.
+	DefaultIdle = 10 * time.Minute
 	// DefaultDeadline ends a request however busy it is. Sixty minutes is more
 	// than 128,000 output tokens take at the slowest speed seen in practice.
 	DefaultDeadline = 60 * time.Minute
