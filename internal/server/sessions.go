@@ -296,7 +296,7 @@ func updateParams(x store.Session, req api.SessionUpdate) (session.UpdateParams,
 
 func (s *server) archiveSession(ctx context.Context, c *call) (any, error) {
 	return s.sessionOp(ctx, c, func(id store.SessionID) (store.Session, error) {
-		return s.sessions.Archive(ctx, c.caller.ws(), id)
+		return s.sessions.Archive(ctx, c.caller.ws(), id, c.caller.ID)
 	})
 }
 
