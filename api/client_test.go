@@ -365,8 +365,11 @@ func (l *log) list(w http.ResponseWriter, r *http.Request) {
 			l.t.Error(err)
 		}
 	}
+	l.mu.Lock()
+	known := l.known
+	l.mu.Unlock()
 	var sel []api.Event
-	for _, e := range l.events[:l.known] {
+	for _, e := range l.events[:known] {
 		if e.ProcessedAt.After(gt.Time) {
 			sel = append(sel, e)
 		}
@@ -465,8 +468,10 @@ func TestStreamReset(t *testing.T) {
 				f.event(e)
 			}
 		case 2: // the cursor is lost; live frames overlap with the list
-			f.event(api.Event{Body: &api.StreamReset{Reason: "unknown cursor", LastEventID: "3"}})
+			l.mu.Lock()
 			l.known = 7
+			l.mu.Unlock()
+			f.event(api.Event{Body: &api.StreamReset{Reason: "unknown cursor", LastEventID: "3"}})
 			for _, e := range l.events[5:] {
 				f.event(e)
 			}

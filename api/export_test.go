@@ -30,3 +30,12 @@ func ReadFrames(r io.Reader, max int) ([]Frame, error) {
 
 // ErrFrameTooLarge is what a frame over the limit gives.
 var ErrFrameTooLarge = errFrameTooLarge
+
+// BodyTypes are the types of events that have a body here.
+func BodyTypes() []EventType {
+	var out []EventType
+	for t := range bodies {
+		out = append(out, t)
+	}
+	return out
+}
