@@ -370,9 +370,7 @@ func (db *DB) Submit(l *Lease, a Append) *Pending {
 func (db *DB) AppendRelaxed(l *Lease, entries []Draft) {
 	it, err := db.prepare(context.Background(), &l.claimed, l.dataKey, &Append{Entries: entries})
 	if err != nil {
-		l.mu.Lock()
-		l.relaxedErr = errors.Join(l.relaxedErr, err)
-		l.mu.Unlock()
+		l.relaxedFailed(err)
 		return
 	}
 	it.relaxed, it.due = true, time.Now().Add(RelaxedDelay)

@@ -32,10 +32,10 @@ type Lease struct {
 	retryAt time.Time
 	over    bool
 
-	mu         sync.Mutex // guards the fields below
-	onCommit   func([]Entry)
-	relaxedErr error
-	ended      bool
+	mu          sync.Mutex // guards the fields below
+	onCommit    func([]Entry)
+	relaxedErrs []error // of relaxed appends, for the next critical one
+	ended       bool
 
 	polled int64 // newest inbox row that a poll told of; guarded by DB.mu
 }
@@ -156,13 +156,14 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 		}
 	}
 	leases := make([]*Lease, len(changes))
-	for i, c := range changes {
-		leases[i] = n.lease(c)
-		db.hub.publish(leases[i].key, c.entries, nil)
-	}
 	var told []*sessionRow
 	for _, c := range changes {
 		told = append(told, &c.row)
+	}
+	db.saw(told)
+	for i, c := range changes {
+		leases[i] = n.lease(c)
+		db.hub.publish(leases[i].key, c.entries, nil)
 	}
 	db.tell(told)
 	return leases, nil

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -189,20 +190,11 @@ func (c *committer) fail(ld load, err error) {
 	}
 }
 
-// done answers an item. A relaxed one's error waits for the next critical append.
+// done answers an item that was not tried or not written. A relaxed one's
+// error waits for the next critical append.
 func (c *committer) done(l *Lease, it *item, out []Entry, err error) {
 	if it.relaxed && err != nil {
-		l.mu.Lock()
-		l.relaxedErr = errors.Join(l.relaxedErr, err)
-		l.mu.Unlock()
-	}
-	if !it.relaxed && err == nil {
-		l.mu.Lock()
-		err, l.relaxedErr = l.relaxedErr, nil
-		l.mu.Unlock()
-		if err != nil {
-			err = fmt.Errorf("an earlier relaxed append: %w", err)
-		}
+		l.relaxedFailed(err)
 	}
 	it.finish(out, err)
 }
@@ -213,7 +205,11 @@ type verdict struct {
 	c    *change
 	err  error   // the lease is over
 	errs []error // per item
-	skip bool    // the row was locked: next batch
+	// Errors of relaxed entries: those that the lease had before, and those
+	// that no critical append was told of yet.
+	had  int
+	left []error
+	skip bool // the row was locked: next batch
 }
 
 // attempt writes a batch in one transaction and answers it. With an error it
@@ -290,9 +286,16 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 		ch := newChange(row, ld.l.dataKey, ld.l.open)
 		ch.pre = pre
 		v.errs = make([]error, len(ld.items))
+		v.left = ld.l.relaxedErrors()
+		v.had = len(v.left)
 		for i, it := range ld.items {
 			if ch.row.Owner == "" {
 				v.errs[i] = ErrFenced // behind a release of its own lease
+				continue
+			}
+			if len(v.left) > 0 && !it.relaxed {
+				v.errs[i] = fmt.Errorf("entries appended relaxed before are not there: %w", errors.Join(v.left...))
+				v.left = nil
 				continue
 			}
 			err := ch.apply(t, it, now)
@@ -300,6 +303,9 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 				return nil, err
 			}
 			v.errs[i] = err
+			if it.relaxed && err != nil {
+				v.left = append(v.left, err)
+			}
 		}
 		if len(ch.entries) > 0 || ch.row.Owner == "" || len(ch.consumed) > 0 {
 			v.c = ch
@@ -307,6 +313,26 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 		}
 	}
 	return vs, t.writeChanges(changes)
+}
+
+func (l *Lease) relaxedErrors() []error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.relaxedErrs)
+}
+
+func (l *Lease) relaxedFailed(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.relaxedErrs = append(l.relaxedErrs, err)
+}
+
+// relaxedTold keeps those errors that came while a batch was written and those
+// that it did not pass on.
+func (l *Lease) relaxedTold(had int, left []error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.relaxedErrs = append(left, l.relaxedErrs[had:]...)
 }
 
 // guard is what an append compares and what others may have changed.
@@ -336,6 +362,12 @@ func (l *Lease) guard(g guard) error {
 func (c *committer) answer(vs []*verdict) {
 	var told []*sessionRow
 	for _, v := range vs {
+		if v.c != nil && v.err == nil {
+			told = append(told, &v.c.row)
+		}
+	}
+	c.db.saw(told)
+	for _, v := range vs {
 		switch {
 		case v.skip:
 			c.putBack(v.load)
@@ -351,13 +383,13 @@ func (c *committer) answer(vs []*verdict) {
 			v.l.row, v.l.open = v.c.row, v.c.openAfter()
 			v.l.deliver(v.c.entries)
 			c.db.hub.publish(v.l.key, v.c.entries, nil)
-			told = append(told, &v.c.row)
 		}
+		v.l.relaxedTold(v.had, v.left)
 		for i, it := range v.items {
 			if v.errs[i] != nil {
 				it.out = nil
 			}
-			c.done(v.l, it, it.out, v.errs[i])
+			it.finish(it.out, v.errs[i])
 		}
 		if v.l.row.Owner == "" {
 			c.end(v.l, nil)

@@ -23,7 +23,8 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 		if err != nil {
 			return err
 		}
-		if v := r.view(); r.Owner != "" || v.Status == StatusRunning || v.Status == StatusRescheduling {
+		// A damaged session cannot come to rest by itself: this is its way out.
+		if v := r.view(); r.Owner != "" || r.Damaged == "" && (v.Status == StatusRunning || v.Status == StatusRescheduling) {
 			return fmt.Errorf("%w: session %s is %s", ErrConflict, id, v.Status)
 		}
 		now := micros(db.Now())
@@ -72,9 +73,7 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 	}
 	db.log.Info("deleted session", "session", id, "principal", principal)
 	db.hub.poke(sessionKey{ws, id})
-	if db.pg {
-		db.tellOthers([]*sessionRow{last}, false)
-	}
+	db.tell([]*sessionRow{last})
 	return nil
 }
 

@@ -143,6 +143,12 @@ func (db *DB) sealDeliveries(ctx context.Context, r *sessionRow, key *dataKey, d
 func (t *tx) accept(r *sessionRow, ds []sealedDelivery, now time.Time) (accepted []Accepted, queued []Inbox, err error) {
 	for i := range ds {
 		d := &ds[i]
+		if again, err := t.arrived(r, d.ID); err != nil {
+			return nil, nil, err
+		} else if again != nil {
+			accepted = append(accepted, *again)
+			continue
+		}
 		if d.Target != "" {
 			former, digest, ok, err := t.answer(r, d.Target)
 			if err != nil {
@@ -177,6 +183,19 @@ func (t *tx) accept(r *sessionRow, ds []sealedDelivery, now time.Time) (accepted
 	}
 	r.schedule(now)
 	return accepted, queued, nil
+}
+
+// arrived finds a queued row of the same id: the delivery is a repetition.
+func (t *tx) arrived(r *sessionRow, id string) (*Accepted, error) {
+	if r.inboxN == 0 {
+		return nil, nil
+	}
+	var at int64
+	err := t.queryRow(`SELECT created_at FROM inbox WHERE workspace = ? AND session = ? AND id = ?`, r.Workspace, r.ID, id).Scan(&at)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	return &Accepted{ID: id, Duplicate: true, At: fromMicros(at)}, t.db.mapErr(err)
 }
 
 // setInbox writes what accept changed in the session's row.

@@ -210,6 +210,9 @@ func (db *DB) CreateSession(ctx context.Context, ws WorkspaceID, s NewSession) (
 		}
 		return db.written(ctx, t, r.view())
 	})
+	if db.isUnique(err) {
+		err = fmt.Errorf("%w: %w", ErrConflict, err)
+	}
 	if err != nil {
 		return fail(err)
 	}
@@ -305,10 +308,10 @@ func (db *DB) Sessions(ctx context.Context, ws WorkspaceID, f SessionFilter) ([]
 }
 
 // Refuse marks a session damaged so that nobody claims it. It stays listed with
-// its reason; its owner's appends are refused too.
+// its reason, has no owner any more, and the former owner's appends are refused.
 func (db *DB) Refuse(ctx context.Context, ws WorkspaceID, id SessionID, why string) error {
 	return db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "refuse"}, func(t *tx) error {
-		n, err := t.exec(`UPDATE sessions SET damaged = ?, next_at = 0 WHERE workspace = ? AND id = ? AND deleted_at = 0`, why, ws, id)
+		n, err := t.exec(`UPDATE sessions SET damaged = ?, next_at = 0, owner = '' WHERE workspace = ? AND id = ? AND deleted_at = 0`, why, ws, id)
 		if err == nil && n == 0 {
 			err = ErrNotFound
 		}

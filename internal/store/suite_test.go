@@ -200,6 +200,12 @@ func (f *faults) arm(step string, n int) {
 	f.armed[step] = n
 }
 
+func (f *faults) count(step string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seen[step]
+}
+
 type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(b []byte) (int, error) {

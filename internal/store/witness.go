@@ -1,13 +1,229 @@
 package store
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"sync"
 )
 
-// witness is filled in below once the engine stands.
-type witness struct{ f *os.File }
+// A witness is a file beside the SQLite database that says which head each
+// session had when it was last acknowledged. The engine repairs a torn tail of
+// its own files silently, and a file from a backup looks sound too; compared
+// with the witness, a session that lost what was acknowledged is refused by
+// name and no other is touched. The file is written after each commit and not
+// synced: it outlives the process, and after a power cut it may lag behind the
+// database, never be ahead of it.
+type witness struct {
+	dir string
 
-func openWitness(dir string) (*witness, error)          { return &witness{}, nil }
-func (w *witness) close() error                         { return nil }
-func (db *DB) compareWitness(ctx context.Context) error { return nil }
+	mu   sync.Mutex // guards the fields below
+	f    *os.File
+	size int64
+	buf  bytes.Buffer
+	err  error // the first failure; the witness then falls silent
+}
+
+// witnessSize is where a new file is begun; the one before is kept.
+const witnessSize = 4 << 20
+
+// testimony is one record: what a session had.
+type testimony struct {
+	Workspace WorkspaceID `json:"w"`
+	Session   SessionID   `json:"s"`
+	Head      Seq         `json:"h"`
+	Hash      []byte      `json:"d"` // the first bytes of the head's hash
+	Inbox     int64       `json:"i"` // arrivals
+}
+
+func (w *witness) path(former bool) string {
+	if former {
+		return filepath.Join(w.dir, "witness.1")
+	}
+	return filepath.Join(w.dir, "witness")
+}
+
+func openWitness(dir string) (*witness, error) {
+	w := &witness{dir: dir}
+	f, err := os.OpenFile(w.path(false), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open witness: %w", err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open witness: %w", err)
+	}
+	w.f, w.size = f, st.Size()
+	return w, nil
+}
+
+func (w *witness) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return errors.Join(w.err, w.f.Close())
+}
+
+// saw records rows that are durable, before anybody is told.
+func (db *DB) saw(rs []*sessionRow) {
+	w := db.wit
+	if w == nil || len(rs) == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return
+	}
+	w.buf.Reset()
+	for _, r := range rs {
+		b, err := json.Marshal(testimony{r.Workspace, r.ID, r.Head, r.HeadHash[:8], r.inboxLast})
+		if err != nil {
+			w.err = err
+			return
+		}
+		w.buf.Write(binary.BigEndian.AppendUint32(nil, uint32(len(b))))
+		w.buf.Write(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(b)))
+		w.buf.Write(b)
+	}
+	n, err := w.f.Write(w.buf.Bytes())
+	w.size += int64(n)
+	if err == nil && w.size > witnessSize {
+		err = w.turn()
+	}
+	if err != nil {
+		// Nothing that was acknowledged is at risk; only damage would be
+		// noticed less well.
+		w.err = err
+		db.log.Error("the witness of the data folder cannot be written", "err", err)
+	}
+}
+
+// turn begins a new file.
+func (w *witness) turn() error {
+	if err := w.f.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(w.path(false), w.path(true)); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(w.path(false), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	w.f, w.size = f, 0
+	return err
+}
+
+// read gives the newest testimony per session. A torn or damaged record ends
+// its file: what follows it is not believed.
+func (w *witness) read() (map[sessionKey]testimony, error) {
+	last := map[sessionKey]testimony{}
+	for _, former := range []bool{true, false} {
+		f, err := os.Open(w.path(former))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		in := bufio.NewReader(f)
+		for {
+			t, ok := readTestimony(in)
+			if !ok {
+				break
+			}
+			last[sessionKey{t.Workspace, t.Session}] = t
+		}
+		f.Close()
+	}
+	return last, nil
+}
+
+func readTestimony(in *bufio.Reader) (t testimony, ok bool) {
+	var head [8]byte
+	if _, err := io.ReadFull(in, head[:]); err != nil {
+		return t, false
+	}
+	n := binary.BigEndian.Uint32(head[:4])
+	if n > 4096 {
+		return t, false
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(in, b); err != nil || crc32.ChecksumIEEE(b) != binary.BigEndian.Uint32(head[4:]) {
+		return t, false
+	}
+	return t, json.Unmarshal(b, &t) == nil
+}
+
+// compareWitness refuses sessions that have less than was acknowledged.
+func (db *DB) compareWitness(ctx context.Context) error {
+	last, err := db.wit.read()
+	if err != nil {
+		return fmt.Errorf("read witness: %w", err)
+	}
+	for key, want := range last {
+		why, err := db.contradicts(ctx, key, want)
+		if err != nil {
+			return fmt.Errorf("compare with witness: %w", err)
+		}
+		if why == "" {
+			continue
+		}
+		db.log.Error("refused session: acknowledged entries are missing", "session", key.id, "err", why)
+		if err := db.refuse(ctx, key, why); err != nil {
+			return fmt.Errorf("compare with witness: %w", err)
+		}
+	}
+	return nil
+}
+
+// contradicts says what of a testimony is missing; empty when nothing is.
+func (db *DB) contradicts(ctx context.Context, key sessionKey, want testimony) (why string, err error) {
+	t := db.peek(ctx)
+	var head Seq
+	var inbox int64
+	var damaged string
+	err = t.queryRow(`SELECT head, inbox_last, damaged FROM sessions WHERE workspace = ? AND id = ?`, key.ws, key.id).Scan(&head, &inbox, &damaged)
+	switch err = notFound(db.mapErr(err)); {
+	case errors.Is(err, ErrNotFound):
+		return "the session was acknowledged and is missing from the database", nil
+	case errors.Is(err, ErrDamaged):
+		return err.Error(), nil
+	case err != nil || damaged != "":
+		return "", err
+	case head < want.Head:
+		return fmt.Sprintf("entries up to seq %d were acknowledged, the log ends at seq %d", want.Head, head), nil
+	case inbox < want.Inbox:
+		return fmt.Sprintf("%d inbox rows were accepted, %d are known", want.Inbox, inbox), nil
+	}
+	var hash []byte
+	err = t.queryRow(`SELECT hash FROM log WHERE workspace = ? AND session = ? AND seq = ?`, key.ws, key.id, int64(want.Head)).Scan(&hash)
+	if err = notFound(db.mapErr(err)); errors.Is(err, ErrNotFound) || errors.Is(err, ErrDamaged) {
+		return fmt.Sprintf("seq %d, which was acknowledged, cannot be read", want.Head), nil
+	}
+	if err == nil && !bytes.HasPrefix(hash, want.Hash) {
+		return fmt.Sprintf("seq %d is another entry than the one that was acknowledged", want.Head), nil
+	}
+	return "", err
+}
+
+// refuse marks a session damaged; one that is missing gets a row that says so.
+func (db *DB) refuse(ctx context.Context, key sessionKey, why string) error {
+	err := db.Refuse(ctx, key.ws, key.id, why)
+	if !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	return db.tx(ctx, func(t *tx) error {
+		now := micros(db.Now())
+		_, err := t.exec(`INSERT INTO sessions (workspace, id, lineage, key_id, status, head_hash, created_at, updated_at, damaged) VALUES (?, ?, ?, '', ?, ?, ?, ?, ?) ON CONFLICT (workspace, id) DO NOTHING`,
+			key.ws, key.id, key.id, string(StatusIdle), make([]byte, 32), now, now, why)
+		return err
+	})
+}

@@ -156,6 +156,7 @@ func orMissing(err error, what string) error {
 // published tells followers, owners and nodes of a durable change outside the committer.
 func (db *DB) published(r *sessionRow, entries []Entry, queued []Inbox) {
 	key := sessionKey{r.Workspace, r.ID}
+	db.saw([]*sessionRow{r})
 	db.hub.publish(key, entries, queued)
 	if len(queued) > 0 || r.inboxN > 0 {
 		db.wakeOwner(key)
@@ -177,7 +178,7 @@ func (db *DB) wakeOwner(key sessionKey) {
 func (db *DB) tell(rs []*sessionRow) {
 	work := false
 	for _, r := range rs {
-		work = work || r.Owner == "" && r.nextAt > 0
+		work = work || r.Owner == "" && r.nextAt > 0 && r.deletedAt == 0
 	}
 	if work {
 		db.wakeNodes()
