@@ -1,3 +1,5 @@
+//go:build systemwip
+
 package server_test
 
 import (
@@ -13,74 +15,39 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/planaria/planaria/api"
+	"github.com/planaria/planaria/internal/llm"
 	"github.com/planaria/planaria/internal/testenv"
 )
 
 // tsFolder holds the scripts, the lock file and the model script.
 const tsFolder = "../testenv/ts"
 
-// TestTypeScript drives the real server with the official TypeScript SDK: the
+// TestTypeScript drives the whole system with the official TypeScript SDK: the
 // newest and one of the 0.x line, which sends x-api-key, an older version
 // header and ?beta=true (reference section 24, item 19).
 func TestTypeScript(t *testing.T) {
 	modules := nodeModules(t)
-	const secret = "credential-that-no-client-may-see"
-	outside := testenv.NewOutside(t, secret)
-	p := startPlanaria(t, "--model-script", filepath.Join(tsFolder, "model.yaml"))
-	vault := p.connect(t, "outside", outside, secret)
-
+	e := testenv.New(t, testenv.Options{})
+	plays, err := llm.LoadScript(filepath.Join(tsFolder, "model.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range plays.Scripts {
+		e.Model.Add(t, p)
+	}
 	scripts := scriptFolder(t, modules)
 	for _, sdk := range []string{"sdk-new", "sdk-old"} {
 		for _, script := range []string{"agents", "environments", "vaults", "sessions", "events"} {
 			t.Run(sdk+"/"+script, func(t *testing.T) {
-				runNode(t, scripts, script+".mjs", p.env("SDK="+sdk, "VAULT="+vault, "SECRET="+secret)...)
+				runNode(t, scripts, script+".mjs", "SDK="+sdk, "VAULT="+e.Vault, "SECRET="+e.World.Token,
+					"ANTHROPIC_BASE_URL="+e.API.Base, "ANTHROPIC_API_KEY="+e.API.Key)
 			})
 		}
 	}
-	for _, tool := range testenv.Tools() {
-		if tool.Class == "irreversible" {
-			for id, n := range executions(outside, tool.Name) {
-				if n > 1 {
-					t.Errorf("%s was executed %d times on %s", tool.Name, n, id)
-				}
-			}
-		}
+	e.Check()
+	if st := e.Model.Stats(); st.Invalid+st.Unscripted > 0 {
+		t.Errorf("the model refused requests: %+v", st)
 	}
-	if n := outside.Executions("pay", ""); n != 0 {
-		t.Errorf("pay was executed %d times without an id", n)
-	}
-}
-
-// executions counts what a tool did, by id.
-func executions(o *testenv.Outside, tool string) map[string]int {
-	out := map[string]int{}
-	for _, a := range o.Ledger() {
-		if a.Tool == tool && a.Did == "done" {
-			out[a.ID]++
-		}
-	}
-	return out
-}
-
-// connect declares an outside world as a connector, and keeps its credential
-// in a new vault, whose id it returns.
-func (p *planaria) connect(t *testing.T, name string, o *testenv.Outside, secret string) (vault string) {
-	t.Helper()
-	tools := map[string]any{}
-	for _, tool := range testenv.Tools() {
-		if tool.Contract != nil {
-			tools[tool.Name] = tool.Contract
-		}
-	}
-	p.post(t, "/v1/connectors", map[string]any{"name": name, "kind": api.ConnectorMCP, "url": o.URL, "tools": tools}, nil)
-	var v struct {
-		ID string `json:"id"`
-	}
-	p.post(t, "/v1/vaults", map[string]any{"display_name": name}, &v)
-	p.post(t, "/v1/vaults/"+v.ID+"/credentials", map[string]any{
-		"auth": map[string]any{"type": "static_bearer", "mcp_server_url": o.URL, "token": secret}}, nil)
-	return v.ID
 }
 
 // nodeModules installs what the lock file names, once for each lock file, into
