@@ -250,7 +250,11 @@ func (l *Log) DeadSince(ctx context.Context, ws store.WorkspaceID, id store.Sess
 		if c.Node == own {
 			return time.Time{}, nil // alive: it is us, under an older fence
 		}
-		return l.db.Dead(ctx, c.Node)
+		dead, err := l.db.Dead(ctx, c.Node)
+		if errors.Is(err, store.ErrNotFound) {
+			return time.Time{}, nil // forgotten: not proved
+		}
+		return dead, err
 	}
 	return time.Time{}, nil
 }
