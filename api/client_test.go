@@ -281,6 +281,7 @@ type log struct {
 
 	mu      sync.Mutex
 	streams int
+	cursors []string
 	script  func(stream int, after int, w *frames)
 }
 
@@ -334,6 +335,9 @@ func (l *log) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasSuffix(r.URL.Path, "/events/stream"):
 		after := -1
 		cursor := r.Header.Get("Last-Event-ID")
+		l.mu.Lock()
+		l.cursors = append(l.cursors, cursor)
+		l.mu.Unlock()
 		for i, e := range l.events {
 			if cursor == e.ID || cursor == strconv.FormatInt(e.Seq, 10) {
 				after = i + 1
@@ -447,6 +451,10 @@ func TestStreamSurvivesCuts(t *testing.T) {
 		}
 		if diff := cmp.Diff(ids(1, n), got); diff != "" {
 			t.Fatalf("part %d (-want +got):\n%s", part, diff)
+		}
+		// Each connection brings two events; the cursor is the seq, not the id.
+		if diff := cmp.Diff([]string{"0", "2", "4", "6", "8", "10"}, l.cursors); diff != "" {
+			t.Fatalf("part %d: cursors (-want +got):\n%s", part, diff)
 		}
 	}
 }
@@ -584,6 +592,33 @@ func TestStreamEnds(t *testing.T) {
 		}
 		if got, err := follow(t, l, api.StreamOptions{Silence: 50 * time.Millisecond}); err != nil || !slices.Equal(got, ids(1, 3)) {
 			t.Errorf("got %v, %v", got, err)
+		}
+	})
+	t.Run("slow caller", func(t *testing.T) {
+		l := newLog(t, 2)
+		first := make(chan struct{})
+		l.script = func(_, _ int, f *frames) {
+			f.event(l.events[0])
+			<-first
+			f.event(l.events[1])
+		}
+		srv := httptest.NewServer(l)
+		defer srv.Close()
+		const silence = 60 * time.Millisecond
+		n := 0
+		for _, err := range (&api.Client{BaseURL: srv.URL}).Stream(context.Background(), "sesn_1", api.StreamOptions{Silence: silence}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n++; n == 1 {
+				busy, cancel := context.WithTimeout(context.Background(), 2*silence)
+				<-busy.Done() // the time that the caller takes is not the server's silence
+				cancel()
+				close(first)
+			}
+		}
+		if n != 2 || l.opened() != 1 {
+			t.Errorf("%d events from %d streams, want 2 from 1", n, l.opened())
 		}
 	})
 	t.Run("caller's context", func(t *testing.T) {

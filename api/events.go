@@ -215,7 +215,7 @@ type member struct {
 
 // members reads the members of an object in their order.
 func members(data []byte) ([]member, error) {
-	dec := jsontext.NewDecoder(bytes.NewReader(data))
+	dec := jsontext.NewDecoder(bytes.NewReader(data), lenient)
 	tok, err := dec.ReadToken()
 	if err != nil {
 		return nil, locate(err)

@@ -359,10 +359,18 @@ type StreamReset struct {
 // EventType is stream.reset.
 func (*StreamReset) EventType() EventType { return TypeStreamReset }
 
-// objectOrEmpty keeps an input from being null on the wire.
+// objectOrEmpty keeps an input an object on the wire, whatever a model wrote:
+// nothing becomes {}, what is no object becomes {"unreadable": its text}.
 func objectOrEmpty(raw json.RawMessage) json.RawMessage {
 	if isNull(raw) {
 		return json.RawMessage("{}")
 	}
-	return raw
+	if firstByte(raw) == '{' && json.Valid(raw) {
+		return raw
+	}
+	out, err := Encode(map[string]string{"unreadable": string(raw)})
+	if err != nil {
+		return json.RawMessage("{}")
+	}
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -207,4 +208,64 @@ func TestClientCannotForgeEnvelope(t *testing.T) {
 	if want := `{"v":1,"type":"user.interrupt"}`; err != nil || string(body) != want {
 		t.Errorf("body = %s, %v, want %s", body, err, want)
 	}
+}
+
+// Trial H1: whatever a model or a target says, the log takes it, and what
+// comes out of it is valid JSON.
+func TestHostileTextPassesTheLog(t *testing.T) {
+	at := time.Unix(0, 0)
+	for _, c := range []struct {
+		body api.EventBody
+		want string
+	}{
+		{&api.AgentMCPToolUse{Input: json.RawMessage(`{"a":1,"a":2}`)}, `"input":{"a":1,"a":2}`},
+		{&api.AgentMCPToolUse{Input: json.RawMessage(`{"a":"\ud800"}`)}, `"input":{"a":`},
+		{&api.AgentMCPToolUse{Input: json.RawMessage("{\"a\":\"\xff\"}")}, `"input":{"a":`},
+		{&api.AgentToolUse{Input: json.RawMessage(`{"a":`)}, `"input":{"unreadable":"{\"a\":"}`},
+		{&api.AgentToolUse{Input: json.RawMessage(`[1]`)}, `"input":{"unreadable":"[1]"}`},
+		{&api.AgentCustomToolUse{Input: json.RawMessage(` null `)}, `"input":{}`},
+		{&api.AgentCustomToolUse{Input: json.RawMessage(`{"n":12345678901234567890}`)}, `"input":{"n":12345678901234567890}`},
+		{&api.AgentMessage{Content: api.Texts("a\xff\x00b")}, `"text":"a\ufffd\u0000b"`},
+		{&api.AgentMCPToolResult{Content: api.Texts("\xed\xa0\x80")}, `"text":"\ufffd\ufffd\ufffd"`},
+	} {
+		body, err := api.MarshalBody(c.body)
+		if err != nil {
+			t.Errorf("MarshalBody(%+v) = %v", c.body, err)
+			continue
+		}
+		wire, err := api.WireEvent("sevt_1", &at, body)
+		if err != nil || !json.Valid(wire) || !utf8.Valid(wire) {
+			t.Errorf("WireEvent(%q) = %q, %v", body, wire, err)
+			continue
+		}
+		if want := strings.NewReplacer(`\ufffd`, "\ufffd").Replace(c.want); !strings.Contains(string(wire), want) {
+			t.Errorf("WireEvent(%q) = %s, want %s in it", body, wire, want)
+		}
+		if _, err := api.UnmarshalBody(body); err != nil {
+			t.Errorf("UnmarshalBody(%q) = %v", body, err)
+		}
+		var e api.Event
+		if err := json.Unmarshal(wire, &e); err != nil || e.Type() != c.body.EventType() {
+			t.Errorf("read %s: %v", wire, err)
+		}
+	}
+}
+
+func FuzzWireEvent(f *testing.F) {
+	f.Add([]byte(`{"v":1,"type":"agent.message","content":[{"type":"text","text":"x"}]}`))
+	f.Add([]byte(`{"type":"x","id":"y","processed_at":null,"a":{"a":1,"a":"\ud800"}}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		at := time.Unix(0, 0)
+		wire, err := api.WireEvent("sevt_1", &at, body)
+		if err != nil {
+			return
+		}
+		var e api.Event
+		if err := json.Unmarshal(wire, &e); err == nil && e.ID != "sevt_1" {
+			t.Errorf("WireEvent(%q) = %q: id %q", body, wire, e.ID)
+		}
+		if !json.Valid(wire) {
+			t.Errorf("WireEvent(%q) = %q is not JSON", body, wire)
+		}
+	})
 }

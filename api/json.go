@@ -27,10 +27,15 @@ func DecodeStrict(data []byte, into any) error {
 }
 
 // Encode writes a value as the API does: maps in the order of their keys,
-// empty lists and maps instead of null, no HTML escapes.
+// empty lists and maps instead of null, no HTML escapes. What a model or a
+// target said never makes it fail: bytes that are not UTF-8 become U+FFFD, and
+// raw JSON may hold a name twice.
 func Encode(v any) ([]byte, error) {
-	return jsonv2.Marshal(v, jsonv2.Deterministic(true))
+	return jsonv2.Marshal(v, jsonv2.Deterministic(true), lenient)
 }
+
+// lenient is for text that is ours already, or that a strict reader has passed.
+var lenient = jsonv2.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
 // rejectUnknown refuses fields that the object does not have.
 var rejectUnknown = jsonv2.RejectUnknownMembers(true)
@@ -46,14 +51,11 @@ func decode(data []byte, into any, opts ...jsonv2.Options) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return Invalid("", "the request body is empty; send a JSON object")
 	}
-	err := unmarshal(data, into, opts...)
+	err := jsonv2.Unmarshal(data, into, opts...)
 	if err == nil {
 		return nil
 	}
-	var fe *fieldError
-	if !errors.As(err, &fe) {
-		return Invalid("", "the request body is not valid: %v", err)
-	}
+	fe := locate(err)
 	if l, ok := into.(laterFields); ok && fe.unknown && l.later(fe.path) {
 		return Invalid(joinPath(fe.path), "this field is not supported yet by this version; leave it out")
 	}
@@ -82,16 +84,18 @@ func badField(path, format string, args ...any) error {
 	return e
 }
 
-// unmarshal is what every UnmarshalJSON here uses, so that the path survives nesting.
+// unmarshal is what every UnmarshalJSON here uses, so that the path survives
+// nesting. It is lenient: where text comes from outside, decode reads the whole
+// of it strictly first.
 func unmarshal(data []byte, into any, opts ...jsonv2.Options) error {
-	if err := jsonv2.Unmarshal(data, into, opts...); err != nil {
+	if err := jsonv2.Unmarshal(data, into, append(opts, lenient)...); err != nil {
 		return locate(err)
 	}
 	return nil
 }
 
 // locate turns an error of the JSON library into a *fieldError.
-func locate(err error) error {
+func locate(err error) *fieldError {
 	var sem *jsonv2.SemanticError
 	if errors.As(err, &sem) {
 		path := pointerPath(sem.JSONPointer)
@@ -214,8 +218,8 @@ func canonical(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	val := jsontext.Value(b)
-	if err := val.Canonicalize(); err != nil {
+	val := jsontext.Value(b) // numbers stay as they are written
+	if err := val.Format(jsontext.ReorderRawObjects(true), lenient); err != nil {
 		return nil, err
 	}
 	return val, nil

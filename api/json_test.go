@@ -192,3 +192,22 @@ func TestNormalizeURL(t *testing.T) {
 		}
 	}
 }
+
+func TestEncodeIsStable(t *testing.T) {
+	m := api.Metadata{}
+	for i := range 50 {
+		m[strings.Repeat("k", i+1)] = "<&>"
+	}
+	first, err := api.Encode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(first), `"k":"<&>"`) {
+		t.Errorf("Encode = %s, want no HTML escapes", first)
+	}
+	for range 20 {
+		if again, err := api.Encode(m); err != nil || string(again) != string(first) {
+			t.Fatalf("Encode = %s, %v, want %s", again, err, first)
+		}
+	}
+}
