@@ -87,6 +87,10 @@ func (s *server) serve(r route) http.Handler {
 			return
 		}
 		w.Header().Set("anthropic-workspace-id", c.caller.Workspace)
+		if asked := req.Header.Get("anthropic-workspace-id"); asked != "" && asked != c.caller.Workspace {
+			s.fail(w, c, api.NewError(api.ErrPermission, "the API key does not belong to the workspace named by anthropic-workspace-id; leave the header out"))
+			return
+		}
 		ctx := req.Context()
 		if err := s.authorise(ctx, c, r); err != nil {
 			s.fail(w, c, err)

@@ -203,6 +203,7 @@ func (s *server) routes() []route {
 		{pattern: "POST /v1/vaults/{vault}/credentials/{credential}", action: policy.VaultsWrite, handle: s.updateCredential},
 		{pattern: "DELETE /v1/vaults/{vault}/credentials/{credential}", action: policy.VaultsWrite, handle: s.deleteCredential},
 		{pattern: "POST /v1/vaults/{vault}/credentials/{credential}/archive", action: policy.VaultsWrite, handle: s.archiveCredential},
+		{pattern: "POST /v1/vaults/{vault}/credentials/{credential}/mcp_oauth_validate", action: policy.VaultsWrite, handle: s.validateCredential},
 
 		{pattern: "POST /v1/connectors", action: policy.ConnectorsWrite, handle: s.createConnector},
 		{pattern: "GET /v1/connectors", action: policy.ConnectorsRead, handle: s.listConnectors},

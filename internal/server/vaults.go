@@ -243,3 +243,11 @@ func (s *server) deleteCredential(ctx context.Context, c *call) (any, error) {
 	}
 	return api.Deleted{ID: id, Type: api.DeletedCredential}, nil
 }
+
+// validateCredential tries OAuth tokens, which this version does not keep.
+func (s *server) validateCredential(ctx context.Context, c *call) (any, error) {
+	if _, err := s.getCredential(ctx, c); err != nil {
+		return nil, err
+	}
+	return nil, api.Invalid("", "only credentials of type mcp_oauth are validated, which this version does not support yet")
+}
