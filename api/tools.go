@@ -22,7 +22,7 @@ const (
 	AutoPolicy  = "auto"
 )
 
-// BuiltinTools are the names of the tools in the agent toolset.
+// builtinTools are the names of the tools in the agent toolset.
 var builtinTools = []string{"bash", "read", "write", "edit", "glob", "grep", "web_fetch", "web_search"}
 
 // Limits of tools (reference sections 1.9 and 11.1).
