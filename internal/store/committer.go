@@ -212,6 +212,9 @@ type verdict struct {
 	skip bool // the row was locked: next batch
 }
 
+// appendContext is the committer's: an append is not cut by whoever asked for it.
+var appendContext = context.WithValue(context.Background(), commitStep{}, "append.commit")
+
 // attempt writes a batch in one transaction and answers it. With an error it
 // returns what is not there and not answered.
 func (c *committer) attempt(batch []load) ([]load, error) {
@@ -220,7 +223,7 @@ func (c *committer) attempt(batch []load) ([]load, error) {
 		if err := c.db.fault("append.before"); err != nil {
 			return batch, fmt.Errorf("%w: %w", errLostCommit, err) // nothing is there
 		}
-		err := c.db.transact(context.Background(), sql.LevelReadCommitted, func(t *tx) (err error) {
+		err := c.db.transact(appendContext, sql.LevelReadCommitted, func(t *tx) (err error) {
 			vs, err = c.build(t, batch)
 			return err
 		})

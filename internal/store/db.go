@@ -100,6 +100,15 @@ func (db *DB) Run(ctx context.Context) error {
 // Close closes connections after Run has returned.
 func (db *DB) Close() error {
 	var errs []error
+	db.mu.Lock()
+	nodes := db.nodes
+	db.nodes = map[NodeID]*Node{}
+	db.mu.Unlock()
+	for _, n := range nodes {
+		if n.lock != nil { // frees the advisory lock: the node is dead
+			n.lock.conn.Close(context.Background()) //nolint:errcheck // it is gone either way
+		}
+	}
 	if db.writer != nil {
 		errs = append(errs, db.writer.close())
 	}

@@ -247,6 +247,9 @@ func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) 
 	if err := f(t); err != nil {
 		return err
 	}
+	if err := db.commitFault(ctx); err != nil {
+		return err
+	}
 	if _, err := t.exec("COMMIT"); err != nil {
 		// SQLite either rolled back or left the transaction open; the rollback
 		// above ends the latter. What readers see decides.

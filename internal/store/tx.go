@@ -187,6 +187,9 @@ func (db *DB) transact(ctx context.Context, iso sql.IsolationLevel, f func(*tx) 
 	if err := f(&tx{ctx: ctx, db: db, q: stx}); err != nil {
 		return err
 	}
+	if err := db.commitFault(ctx); err != nil {
+		return err
+	}
 	if err := stx.Commit(); err != nil {
 		if db.isRetry(err) {
 			return err // the server said that it rolled back
@@ -195,6 +198,20 @@ func (db *DB) transact(ctx context.Context, iso sql.IsolationLevel, f func(*tx) 
 	}
 	return nil
 }
+
+// commitFault lets a test make COMMIT of the committer's transaction fail with
+// nothing there.
+func (db *DB) commitFault(ctx context.Context) error {
+	if step, ok := ctx.Value(commitStep{}).(string); ok {
+		if err := db.fault(step); err != nil {
+			return fmt.Errorf("%w: %w", errLostCommit, err)
+		}
+	}
+	return nil
+}
+
+// commitStep is the context key of the fault hook's name for COMMIT.
+type commitStep struct{}
 
 // read runs f against one consistent snapshot.
 func (db *DB) read(ctx context.Context, f func(*tx) error) error {

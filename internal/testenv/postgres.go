@@ -47,7 +47,7 @@ var (
 // Postgres makes an empty database on a PostgreSQL server of our own and
 // returns its URL; the test skips where the machine has no PostgreSQL. The
 // server is started once per test binary, on a unix socket, and goes away with
-// the binary. The database is dropped when the test ends.
+// the binary, and all databases with it: dropping one costs a checkpoint.
 func Postgres(t testing.TB) (url string) {
 	t.Helper()
 	pgOnce.Do(func() { pg.err = pg.start() })
@@ -61,11 +61,6 @@ func Postgres(t testing.TB) (url string) {
 	if err := pg.admin(t.Context(), "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("create database: %v", err)
 	}
-	t.Cleanup(func() {
-		if err := pg.admin(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
-			t.Errorf("drop database: %v", err)
-		}
-	})
 	return pg.url(name)
 }
 
