@@ -26,6 +26,14 @@ type Result = func(Answer) []store.Draft
 // committed relaxed. For an effect that has ended already the answer is
 // returned and result is not called.
 func (g *Gateway) Continue(ctx context.Context, s Scope, id store.EffectID, result func(Answer) []store.Draft) (Progress, error) {
+	p, err := g.goOn(ctx, s, id, result)
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return Progress{}, context.Cause(ctx)
+	}
+	return p, err
+}
+
+func (g *Gateway) goOn(ctx context.Context, s Scope, id store.EffectID, result Result) (Progress, error) {
 	release, err := g.take(ctx, id)
 	if err != nil {
 		return Progress{}, err

@@ -39,6 +39,7 @@ type MCPWorld struct {
 	requests []string // "METHOD rpc-method"
 	stateful bool
 	addrs    map[string]bool // remote addresses that connected
+	stop     func()
 }
 
 // MCPTool is one tool of an MCPWorld.
@@ -106,12 +107,26 @@ func NewMCPWorld(t testing.TB, tools ...MCPTool) *MCPWorld {
 		defer close(done)
 		_ = srv.Serve(l) // ends with Close
 	}()
-	t.Cleanup(func() {
+	w.stop = sync.OnceFunc(func() {
 		close(w.closed)
 		srv.Close()
 		<-done
 	})
+	t.Cleanup(w.stop)
 	return w
+}
+
+// Stop ends the server before the test does: nobody listens any more.
+func (w *MCPWorld) Stop() { w.stop() }
+
+// Did counts executions, for use inside a tool.
+func (w *MCPWorld) Did(tool string) (n int) {
+	for _, c := range w.calls {
+		if c.Tool == tool && c.Executed {
+			n++
+		}
+	}
+	return n
 }
 
 // Script sets how the next calls of a tool go wrong, in order.
