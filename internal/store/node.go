@@ -81,7 +81,7 @@ func (n *Node) joinSQLite(ctx context.Context, info NodeInfo) error {
 		delete(db.nodes, id)
 		db.mu.Unlock()
 		if old != nil {
-			old.lose()
+			old.lose(ErrFenced)
 		}
 	}
 	return nil
@@ -110,7 +110,7 @@ func (n *Node) Run(ctx context.Context) error {
 	} else {
 		<-ctx.Done()
 	}
-	n.lose()
+	n.lose(err)
 	n.db.mu.Lock()
 	delete(n.db.nodes, n.id)
 	n.db.mu.Unlock()
@@ -142,8 +142,9 @@ func (n *Node) leave(ctx context.Context) error {
 	return nil
 }
 
-// lose ends all leases of the node: whoever holds one must stop.
-func (n *Node) lose() {
+// lose ends all leases of the node: whoever holds one must stop. cause is nil
+// when the node leaves by itself.
+func (n *Node) lose(cause error) {
 	n.mu.Lock()
 	n.lost = true
 	n.mu.Unlock()
@@ -156,7 +157,7 @@ func (n *Node) lose() {
 	}
 	n.db.mu.Unlock()
 	for _, l := range mine {
-		n.db.com.end(l, ErrFenced)
+		n.db.com.end(l, cause)
 	}
 }
 

@@ -42,9 +42,17 @@ type env struct {
 
 func newEnv(t testing.TB, url string) *env {
 	t.Helper()
+	return newEnvWith(t, url, nil)
+}
+
+func newEnvWith(t testing.TB, url string, set func(*store.Config)) *env {
+	t.Helper()
 	e := &env{t: t, blobs: &memBlobs{}, fault: &faults{}}
 	e.cfg = store.Config{URL: url, Master: newMaster(t), Blobs: e.blobs, Fault: e.fault.hook,
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+	if set != nil {
+		set(&e.cfg)
+	}
 	e.open()
 	t.Cleanup(func() {
 		if e.stop != nil {
