@@ -107,7 +107,7 @@ type runner struct {
 	session string
 	yes     bool
 
-	in      *bufio.Reader
+	lines   <-chan string // what the person types
 	out     *liveText
 	said    string               // what the agent said last, for approvals
 	calls   map[string]api.Event // tool-use events by id
@@ -161,7 +161,6 @@ func (r *runner) goOn(ctx context.Context, task, session string) error {
 // watch follows the session until its turn is over.
 func (r *runner) watch(ctx context.Context, session string, o api.StreamOptions) error {
 	r.session = session
-	r.in = bufio.NewReader(r.a.stdin)
 	r.out = newLiveText(r.a)
 	r.calls, r.answers = map[string]api.Event{}, map[string]bool{}
 	o.Deltas = []api.EventType{api.TypeAgentMessage}
@@ -375,13 +374,17 @@ func (r *runner) approve(ctx context.Context, e api.Effect) (answered bool, err 
 	if r.said != "" {
 		r.a.say("the agent says: %q", cut(oneLine(r.said), 200))
 	}
-	if !isTerminal(r.a.stdin) && r.a.getenv("PLANARIA_ANSWERS") != "stdin" {
+	if !isTerminal(r.a.stdin) {
 		r.a.say("no terminal to ask on: planaria approve allow %s, or planaria approve deny %s", e.ID, e.ID)
 		return false, nil
 	}
 	for {
 		fmt.Fprint(r.a.stderr, "allow it? [y]es, [n]o, [d]etails: ")
-		line, readErr := r.in.ReadString('\n')
+		line, ok := r.line(ctx)
+		if !ok {
+			r.a.say("")
+			return false, nil
+		}
 		switch strings.ToLower(strings.TrimSpace(line)) {
 		case "y", "yes":
 			_, err := r.c.AnswerApproval(ctx, e.ID, true, "")
@@ -395,12 +398,28 @@ func (r *runner) approve(ctx context.Context, e api.Effect) (answered bool, err 
 					r.a.say("  %-10s %s", f[0], clean(f[1]))
 				}
 			}
-			continue
 		}
-		if readErr != nil || ctx.Err() != nil {
-			r.a.say("")
-			return false, nil
-		}
+	}
+}
+
+// line reads one line that the person types; false when there is no more, or
+// when the person leaves.
+func (r *runner) line(ctx context.Context) (string, bool) {
+	if r.lines == nil {
+		lines := make(chan string)
+		r.lines = lines
+		go func() { // blocks in a read that nothing can end; it goes with the process
+			defer close(lines)
+			for in := bufio.NewScanner(r.a.stdin); in.Scan(); {
+				lines <- in.Text()
+			}
+		}()
+	}
+	select {
+	case s, ok := <-r.lines:
+		return s, ok
+	case <-ctx.Done():
+		return "", false
 	}
 }
 
