@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"encoding/json"
 	"time"
 
@@ -66,13 +67,16 @@ func record(kind store.Kind, id string, thread store.ThreadID, body any) store.D
 	return store.Draft{Kind: kind, ID: id, Thread: thread, Body: encode(body)}
 }
 
-// encode marshals what we built ourselves; it cannot fail but by a bug.
+// encode marshals what we built ourselves; it cannot fail but by a bug. Text
+// stays as it is: a model's blocks go back to it byte for byte.
 func encode(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
 		panic("session: encode: " + err.Error())
 	}
-	return b
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 func newEventID(now time.Time) store.EventID { return store.EventID(store.NewID("sevt_", now)) }

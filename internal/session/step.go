@@ -371,6 +371,9 @@ func (d *driver) toolUses(a agent, listed map[string]store.Tools, content []gate
 		}
 		u := use{block: i, event: store.EventID(d.newID("sevt_")), typ: evToolUse, tool: gateway.Tool{Name: b.Name}}
 		c := gateway.Call{Event: u.event, Tool: u.tool, Arguments: b.Input}
+		if b.InputText != "" {
+			c.Arguments = json.RawMessage(b.InputText) // not an object: it is answered with an error, not run
+		}
 		if o, ok := offers[b.Name]; ok {
 			u.tool, u.typ = o.tool, evMCPToolUse
 			c.Tool, c.Known, c.Enabled, c.Client = o.tool, true, true, o.custom
