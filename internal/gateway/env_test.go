@@ -48,6 +48,7 @@ type env struct {
 	stop    func()
 
 	session store.SessionID
+	thread  store.ThreadID
 	server  gateway.Server
 	vaults  []store.VaultID
 	private bool // AllowPrivateNetworks
@@ -103,6 +104,7 @@ func newBareEnv(t testing.TB, world *testenv.MCPWorld) *env {
 		}
 	})
 	thread := store.ThreadID(store.NewID("sthr_", e.now()))
+	e.thread = thread
 	e.session = store.SessionID(store.NewID("sesn_", e.now()))
 	_, err = e.db.CreateSession(t.Context(), ws, store.NewSession{ID: e.session, Now: e.now(),
 		Created: store.Created{V: 1, Thread: thread, Creator: "test", Config: store.SessionConfig{Agent: json.RawMessage(`{}`)}},
@@ -175,7 +177,9 @@ func (e *env) open() {
 	if e.node, err = db.Join(e.t.Context(), store.NodeInfo{}); err != nil {
 		e.t.Fatal(err)
 	}
-	e.effects = effect.New(db, effect.Config{SendWithin: time.Minute}) // a slow machine is not what is tested
+	start := time.Now()
+	e.effects = effect.New(db, effect.Config{SendWithin: time.Minute, // a slow machine is not what is tested
+		Boot: func() time.Duration { return e.now().Sub(start) }})
 	e.keeper = keeper.New(keeper.Config{DB: db, Effects: e.effects, Vault: e.master, Logger: logger,
 		AllowPrivateNetworks: e.private, Fault: func(p string) error {
 			e.mu.Lock()
@@ -219,6 +223,17 @@ func (e *env) claim() {
 		e.t.Fatalf("claim: got %d leases, error %v, want 1", len(leases), err)
 	}
 	e.lease = leases[0]
+}
+
+// steal makes another node the owner while the former one goes on.
+func (e *env) steal() error {
+	n, err := e.db.Join(e.t.Context(), store.NodeInfo{})
+	if err != nil {
+		return err
+	}
+	e.node = n
+	e.claim()
+	return nil
 }
 
 func (e *env) scope() gateway.Scope {
@@ -292,7 +307,7 @@ func (e *env) result(a gateway.Answer) []store.Draft {
 		e.t.Fatal(err)
 	}
 	return []store.Draft{{Kind: store.KindEvent, Type: "agent.mcp_tool_result", ID: store.NewID("sevt_", e.now()),
-		Thread: e.lease.Claimed().Thread, Body: body}}
+		Thread: e.thread, Body: body}}
 }
 
 func (e *env) go1(id store.EffectID) (gateway.Progress, error) {
