@@ -40,6 +40,7 @@ type env struct {
 	model  *httptest.Server
 	master *vault.Master
 	logs   *lines
+	ended  chan struct{} // signalled when a stream has ended at the server
 	stop   func()
 }
 
@@ -66,7 +67,7 @@ scripts:
 
 func newEnv(t *testing.T) *env {
 	t.Helper()
-	e := &env{t: t, dir: t.TempDir(), logs: &lines{t: t}}
+	e := &env{t: t, dir: t.TempDir(), logs: &lines{t: t}, ended: make(chan struct{}, 1000)}
 	sc, err := llm.ParseScript([]byte(script))
 	if err != nil {
 		t.Fatalf("script: %v", err)
@@ -120,7 +121,13 @@ func (e *env) start(change ...func(*server.Config)) {
 	for _, f := range change {
 		f(&cfg)
 	}
-	srv := httptest.NewServer(server.New(cfg))
+	handler := server.New(cfg)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r)
+		if strings.HasSuffix(r.URL.Path, "/stream") {
+			e.ended <- struct{}{}
+		}
+	}))
 	e.db, e.node, e.url = db, node.ID(), srv.URL
 	e.stop = func() {
 		srv.CloseClientConnections()

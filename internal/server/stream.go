@@ -68,7 +68,7 @@ func (s *server) stream(ctx context.Context, c *call, x store.Session) error {
 		return nil // the client is gone
 	}
 	if reset != nil {
-		if err := st.frame("", reset); err != nil {
+		if st.frame("", reset) != nil || st.flush() != nil {
 			return nil
 		}
 	}
