@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -100,6 +101,7 @@ func (l *Lease) end(cause error) {
 	l.db.mu.Unlock()
 	close(l.lost)
 	if cause != nil {
+		l.node.drop(l)
 		l.db.log.Warn("lost lease", "session", l.key.id, "fence", l.fence, "err", cause)
 	}
 }
@@ -112,6 +114,9 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 	if may, err := n.mayClaim(ctx); !may || max <= 0 {
 		return nil, err
 	}
+	n.mu.Lock()
+	dropped := slices.Clone(n.dropped)
+	n.mu.Unlock()
 	var changes []*change
 	var bad map[sessionKey]string
 	err := db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "claim", landed: func(t *tx) (bool, error) {
@@ -124,6 +129,9 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 	}}, func(t *tx) error {
 		changes, bad = nil, map[sessionKey]string{}
 		if err := t.holdNode(n); err != nil {
+			return err
+		}
+		if err := t.freeDropped(dropped); err != nil {
 			return err
 		}
 		list, err := t.claimable(max)
@@ -149,6 +157,9 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 	}
 	// Durable: the sessions are this node's. A crash right here: the next node
 	// finds this one dead and claims them again.
+	n.mu.Lock()
+	n.dropped = slices.DeleteFunc(n.dropped, func(l *Lease) bool { return slices.Contains(dropped, l) })
+	n.mu.Unlock()
 	for key, why := range bad {
 		db.log.Error("refused damaged session", "session", key.id, "err", why)
 		if err := db.Refuse(ctx, key.ws, key.id, why); err != nil {

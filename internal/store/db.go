@@ -109,14 +109,15 @@ func (db *DB) Close() error {
 			n.lock.conn.Close(context.Background()) //nolint:errcheck // it is gone either way
 		}
 	}
+	// Readers first: SQLite's last connection, the writer, then empties the WAL.
+	if db.r != nil && db.r != db.w {
+		errs = append(errs, db.r.Close())
+	}
 	if db.writer != nil {
 		errs = append(errs, db.writer.close())
 	}
 	if db.w != nil {
 		errs = append(errs, db.w.Close())
-	}
-	if db.r != nil && db.r != db.w {
-		errs = append(errs, db.r.Close())
 	}
 	if db.wit != nil {
 		errs = append(errs, db.wit.close())

@@ -20,6 +20,29 @@ type Node struct {
 	until time.Time  // trusted until, by the local clock, less the margin
 	lost  bool
 	skew  time.Duration // of the local clock against the database's
+	// dropped are leases that ended although the store may still name this node
+	// as the owner (a commit of unknown outcome). The next claim frees them.
+	dropped []*Lease
+}
+
+// drop makes the next claim free a session whose lease ended on this side only:
+// otherwise a living node would own it without a driver (law L7).
+func (n *Node) drop(l *Lease) {
+	n.mu.Lock()
+	n.dropped = append(n.dropped, l)
+	n.mu.Unlock()
+	wake(n.work)
+}
+
+// freeDropped frees dropped sessions that are still this node's under the same fence.
+func (t *tx) freeDropped(ls []*Lease) error {
+	for _, l := range ls {
+		if _, err := t.exec(`UPDATE sessions SET owner = '', former = owner WHERE workspace = ? AND id = ? AND owner = ? AND fence = ?`,
+			l.key.ws, l.key.id, l.node.id, int64(l.fence)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Join registers this process. On SQLite the folder lock already made it the only

@@ -60,6 +60,9 @@ func (db *DB) openSQLite(ctx context.Context, file string) error {
 		return err
 	}
 	if fresh {
+		if _, err := db.writer.conn.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
+			return err
+		}
 		if err := markInitialised(db.lock, dir); err != nil {
 			return fmt.Errorf("mark the folder: %w", err)
 		}
@@ -178,6 +181,9 @@ func (db *DB) checkSQLite(ctx context.Context) error {
 	}
 	if err != nil {
 		return err
+	}
+	if id == 0 && db.lock != nil {
+		return fmt.Errorf("%w: the database has lost its contents; restore it from a backup", ErrDamaged)
 	}
 	if id != sqliteAppID {
 		return fmt.Errorf("%w: the database belongs to another program", ErrForeign)

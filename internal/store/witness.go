@@ -43,6 +43,7 @@ type testimony struct {
 	Head      Seq         `json:"h"`
 	Hash      []byte      `json:"d"` // the first bytes of the head's hash
 	Inbox     int64       `json:"i"` // arrivals
+	Deleted   bool        `json:"x,omitempty"`
 }
 
 func (w *witness) path(former bool) string {
@@ -86,7 +87,7 @@ func (db *DB) saw(rs []*sessionRow) {
 	}
 	w.buf.Reset()
 	for _, r := range rs {
-		b, err := json.Marshal(testimony{r.Workspace, r.ID, r.Head, r.HeadHash[:8], r.inboxLast})
+		b, err := json.Marshal(testimony{r.Workspace, r.ID, r.Head, r.HeadHash[:8], r.inboxLast, r.deletedAt != 0})
 		if err != nil {
 			w.err = err
 			return
@@ -188,9 +189,9 @@ func (db *DB) compareWitness(ctx context.Context) error {
 func (db *DB) contradicts(ctx context.Context, key sessionKey, want testimony) (why string, err error) {
 	t := db.peek(ctx)
 	var head Seq
-	var inbox int64
+	var inbox, deleted int64
 	var damaged string
-	err = t.queryRow(`SELECT head, inbox_last, damaged FROM sessions WHERE workspace = ? AND id = ?`, key.ws, key.id).Scan(&head, &inbox, &damaged)
+	err = t.queryRow(`SELECT head, inbox_last, deleted_at, damaged FROM sessions WHERE workspace = ? AND id = ?`, key.ws, key.id).Scan(&head, &inbox, &deleted, &damaged)
 	switch err = notFound(db.mapErr(err)); {
 	case errors.Is(err, ErrNotFound):
 		return "the session was acknowledged and is missing from the database", nil
@@ -198,6 +199,8 @@ func (db *DB) contradicts(ctx context.Context, key sessionKey, want testimony) (
 		return err.Error(), nil
 	case err != nil || damaged != "":
 		return "", err
+	case deleted != 0 && !want.Deleted:
+		return "the session is hidden, but nobody deleted it", nil
 	case head < want.Head:
 		return fmt.Sprintf("entries up to seq %d were acknowledged, the log ends at seq %d", want.Head, head), nil
 	case inbox < want.Inbox:
@@ -216,13 +219,10 @@ func (db *DB) contradicts(ctx context.Context, key sessionKey, want testimony) (
 
 // refuse marks a session damaged; one that is missing gets a row that says so.
 func (db *DB) refuse(ctx context.Context, key sessionKey, why string) error {
-	err := db.Refuse(ctx, key.ws, key.id, why)
-	if !errors.Is(err, ErrNotFound) {
-		return err
-	}
 	return db.tx(ctx, func(t *tx) error {
 		now := micros(db.Now())
-		_, err := t.exec(`INSERT INTO sessions (workspace, id, lineage, key_id, status, head_hash, created_at, updated_at, damaged) VALUES (?, ?, ?, '', ?, ?, ?, ?, ?) ON CONFLICT (workspace, id) DO NOTHING`,
+		_, err := t.exec(`INSERT INTO sessions (workspace, id, lineage, key_id, status, head_hash, created_at, updated_at, damaged) VALUES (?, ?, ?, '', ?, ?, ?, ?, ?)
+ ON CONFLICT (workspace, id) DO UPDATE SET damaged = excluded.damaged, next_at = 0, owner = '', deleted_at = 0`,
 			key.ws, key.id, key.id, string(StatusIdle), make([]byte, 32), now, now, why)
 		return err
 	})
