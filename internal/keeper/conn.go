@@ -527,8 +527,15 @@ func (c *conn) sendRead(req *http.Request, out *http.Request, msg message) (*htt
 	}
 	c.status.Store(int32(a.status))
 	a.body = c.scrub(a.body)
-	if msg.Method == "tools/list" {
+	switch msg.Method {
+	case "tools/list":
 		collect(ctx, a.body)
+	case "server/discover":
+		// A server of an older protocol may answer anything to what it does not
+		// know; the SDK falls back to initialize only for some of it.
+		if m, err := readMessage(a.body); a.status < 300 && (err != nil || !sameID(m.ID, msg.ID)) {
+			return over(req, msg), nil
+		}
 	}
 	return a.response(req), nil
 }

@@ -195,7 +195,8 @@ func (l *line) receive(read readFunc) (a answer, keep bool, err error) {
 			break
 		}
 	}
-	defer resp.Body.Close()
+	// The body is not closed: Close would read on to its end, for which a server
+	// that keeps its stream open makes us wait. The line is closed instead.
 	l.in.left = MaxAnswer
 	a = answer{status: resp.StatusCode, header: resp.Header}
 	if enc := resp.Header.Get("Content-Encoding"); enc != "" && enc != "identity" {

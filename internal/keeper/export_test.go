@@ -1,0 +1,7 @@
+package keeper
+
+// Hidden shows what Plain strips.
+var Hidden = hidden
+
+// Literal shows what counts as a literal address.
+var Literal = literal
