@@ -123,6 +123,10 @@ func (e *env) start(change ...func(*server.Config)) {
 	}
 	handler := server.New(cfg)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("x-lose-answer") != "" {
+			handler.ServeHTTP(brokenWriter{w}, r)
+			panic(http.ErrAbortHandler)
+		}
 		handler.ServeHTTP(w, r)
 		if strings.HasSuffix(r.URL.Path, "/stream") {
 			e.ended <- struct{}{}
@@ -144,6 +148,12 @@ func (e *env) start(change ...func(*server.Config)) {
 		}
 	}
 }
+
+// brokenWriter is a connection that breaks at the first byte of the answer.
+type brokenWriter struct{ http.ResponseWriter }
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+func (brokenWriter) WriteHeader(int)           {}
 
 // restart stops everything and starts it again on the same folder.
 func (e *env) restart() {

@@ -18,7 +18,9 @@ func (e *env) used(o *objects) {
 	h := bearer(o.key)
 	e.do("POST", "/v1/sessions/"+o.session+"/events", `{"events":[{"type":"user.message","content":[{"type":"text","text":"use the tool"}]}]}`, h...)
 	e.idle(o.session, h...)
-	var list struct{ Data []struct{ ID, Tool, EventID string } }
+	var list struct {
+		Data []struct{ ID, Tool, EventID string }
+	}
 	e.do("GET", "/v1/sessions/"+o.session+"/effects", "", h...).get(e.t, &list)
 	for _, x := range list.Data {
 		if x.Tool == "lookup" {
