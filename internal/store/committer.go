@@ -239,6 +239,7 @@ func (c *committer) attempt(batch []load) ([]load, error) {
 			c.answer(vs)
 			return nil, nil
 		case c.db.isRetry(err) && try < maxTries:
+		case !errors.Is(err, errLostCommit) && c.db.isConn(err) && try < connTries:
 		case errors.Is(err, errLostCommit):
 			if batch = c.compare(vs, err); len(batch) == 0 {
 				return nil, nil

@@ -40,22 +40,11 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 		// raises no alarm, one that knows less would.
 		db.saw([]*sessionRow{r})
 		var living int64
-		if err := t.queryRow(`SELECT count(*) FROM sessions WHERE workspace = ? AND lineage = ? AND deleted_at = 0`, ws, r.Lineage).Scan(&living); err != nil {
+		if err := t.queryRow(`SELECT count(*) FROM sessions WHERE workspace = ? AND (id = ? OR parent <> '' AND lineage = ?) AND deleted_at = 0`, ws, r.Lineage, r.Lineage).Scan(&living); err != nil {
 			return err
 		}
-		readers := int64(0)
-		if living > 0 {
-			if err := t.queryRow(`SELECT count(*) FROM sessions WHERE workspace = ? AND parent = ?`, ws, id).Scan(&readers); err != nil {
-				return err
-			}
-		}
-		if readers == 0 {
-			if blobs, err = t.erase(r); err != nil {
-				return err
-			}
-		}
-		if living > 0 {
-			return nil
+		if blobs, err = t.eraseUnread(r, living); err != nil || living > 0 {
+			return err
 		}
 		gone = r.keyID
 		_, err = t.exec(`UPDATE data_keys SET wrapped = ?, destroyed_at = ? WHERE workspace = ? AND id = ?`, []byte{}, now, ws, r.keyID)
@@ -78,6 +67,32 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 	db.hub.poke(sessionKey{ws, id})
 	db.tell([]*sessionRow{last})
 	return nil
+}
+
+// eraseUnread erases a deleted session that no fork reads, and with the last
+// living session of a lineage all of it.
+func (t *tx) eraseUnread(r *sessionRow, living int64) (blobs []string, err error) {
+	if living > 0 {
+		var readers int64
+		if err := t.queryRow(`SELECT count(*) FROM sessions WHERE workspace = ? AND parent = ? AND lineage = ?`, r.Workspace, r.ID, r.Lineage).Scan(&readers); err != nil || readers > 0 {
+			return nil, err
+		}
+		return t.erase(r)
+	}
+	var all []*sessionRow
+	err = t.each(`SELECT `+sessionColumns+` FROM sessions WHERE workspace = ? AND (id = ? OR parent <> '' AND lineage = ?)`, []any{r.Workspace, r.Lineage, r.Lineage}, func(rows *sql.Rows) error {
+		s, err := scanRow(rows)
+		all = append(all, s)
+		return err
+	})
+	for _, s := range all {
+		var more []string
+		if err == nil {
+			more, err = t.erase(s)
+			blobs = append(blobs, more...)
+		}
+	}
+	return blobs, err
 }
 
 // erase removes bodies and salts and keeps their digests, so that the chain

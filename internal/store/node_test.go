@@ -8,11 +8,14 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/planaria/planaria/internal/store"
 	"github.com/planaria/planaria/internal/testenv"
@@ -389,5 +392,85 @@ func TestFolderLock(t *testing.T) {
 	}
 	if _, err := e.node.Claim(t.Context(), 1); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("claim of a former node = %v, want fenced", err)
+	}
+}
+
+// Connections that the server cuts at any moment lose nothing and write nothing
+// twice.
+func TestCutConnections(t *testing.T) {
+	url := testenv.Postgres(t)
+	e := newEnvWith(t, url, nil)
+	const n = 8
+	for range n {
+		e.create(message("go"))
+	}
+	leases, err := e.node.Claim(t.Context(), n)
+	if err != nil || len(leases) != n {
+		t.Fatalf("claimed %d, %v", len(leases), err)
+	}
+	admin, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.Background())
+	stop := make(chan struct{})
+	var cutter sync.WaitGroup
+	cuts := 0
+	cutter.Go(func() {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			var k int
+			// Not the nodes' lock connections, which are idle outside of a transaction since long.
+			if err := admin.QueryRow(t.Context(), `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'`).Scan(&k); err != nil {
+				t.Errorf("cut: %v", err)
+				return
+			}
+			cuts += k
+		}
+	})
+	want := make([][]string, n)
+	var wg sync.WaitGroup
+	for i, l := range leases {
+		wg.Go(func() {
+			for k := range 150 {
+				d := event("x", "k", k)
+				_, err := e.db.Append(t.Context(), l, entries(d))
+				switch {
+				case err == nil:
+					want[i] = append(want[i], d.ID)
+				case errors.Is(err, store.ErrUnknown), errors.Is(err, store.ErrFenced):
+					return // the owner drops its memory
+				default:
+					t.Logf("append: %v", err) // nothing is there
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	cutter.Wait()
+	t.Logf("%d connections were cut", cuts)
+	if cuts == 0 {
+		t.Error("no connection was cut")
+	}
+	for i, l := range leases {
+		list, err := e.db.Entries(t.Context(), ws, l.Session(), store.Range{Types: []string{"x"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, x := range list {
+			got = append(got, x.ID)
+		}
+		if extra := len(got) - len(want[i]); extra < 0 || extra > 1 || !slices.Equal(got[:len(want[i])], want[i]) {
+			t.Errorf("session %d has %d entries, acknowledged were %d", i, len(got), len(want[i]))
+		}
+		e.sound(l.Session())
 	}
 }

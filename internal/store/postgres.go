@@ -3,8 +3,11 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -62,6 +65,25 @@ func pgErr(err error) error {
 func (db *DB) isRetry(err error) bool {
 	var e *pgconn.PgError
 	return db.pg && errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
+}
+
+// connTries bounds how often work that had not reached COMMIT is done again on
+// another connection.
+const connTries = 4
+
+// isConn reports that the connection broke. Before COMMIT was sent that means
+// that nothing is there.
+func (db *DB) isConn(err error) bool {
+	if !db.pg || err == nil {
+		return false
+	}
+	var e *pgconn.PgError
+	if errors.As(err, &e) {
+		return e.Code == "57P01" || e.Code == "57P02" || e.Code == "57P03" || strings.HasPrefix(e.Code, "08")
+	}
+	var netErr net.Error
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.As(err, &netErr) || pgconn.SafeToRetry(err) || strings.Contains(err.Error(), "conn closed")
 }
 
 // notifyChannel carries wake-ups between nodes. A lost one costs PollEvery.

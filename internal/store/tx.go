@@ -127,7 +127,8 @@ func (db *DB) write(ctx context.Context, o writeOpt, f func(*tx) error) error {
 			return err
 		}
 		err := db.writeOnce(ctx, o, f)
-		if err == nil || try >= maxTries || !db.isRetry(err) {
+		lost := errors.Is(err, errLostCommit)
+		if err == nil || !(try < maxTries && db.isRetry(err)) && !(try < connTries && !lost && db.isConn(err)) {
 			return err
 		}
 	}
