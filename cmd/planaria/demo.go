@@ -21,7 +21,7 @@ import (
 	"github.com/planaria/planaria/internal/llm"
 )
 
-//go:embed demo
+//go:embed demo/*.yaml
 var demoFiles embed.FS
 
 // The demo's names.

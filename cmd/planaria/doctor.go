@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -273,7 +274,7 @@ func (d *doctor) models() {
 		d.fail("models", err)
 		return
 	}
-	if _, err := llm.NewModels(nil, rules); err != nil {
+	if _, err := llm.NewModels(modelClient((&net.Dialer{}).DialContext), rules); err != nil {
 		d.fail("models", err)
 		return
 	}

@@ -95,6 +95,7 @@ PLANARIA_API_KEY or --api-key-file says who you are.`,
   planaria run "What is in the backlog?" --mcp tracker=https://mcp.example.com/mcp`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs, // needSubcommand judges them
 		RunE:          needSubcommand,
 	}
 	root.SetIn(a.stdin)

@@ -87,7 +87,8 @@ func checkRunFlags(agent, session string, in agentFlags) error {
 	case in.set() && in.model == "":
 		return misused(errors.New("--model is missing"), "such as --model claude-opus-5-5")
 	}
-	return nil
+	_, err := in.create("")
+	return err
 }
 
 // makeAgent makes the agent that the flags describe.

@@ -387,6 +387,7 @@ func (p *process) openRooms(ctx context.Context) error {
 	if p.tel, err = newTelemetry(ctx, p.a.getenv, p.log); err != nil {
 		return err
 	}
+	p.tel.watch(p.db)
 	effects := effect.New(p.db, effect.Config{})
 	p.keeper = keeper.New(keeper.Config{DB: p.db, Effects: effects, Vault: p.master, Models: models, Dial: dial, Logger: p.log,
 		AllowPrivateNetworks: p.cfg.AllowPrivateNetworks, Observe: p.tel.Ended})

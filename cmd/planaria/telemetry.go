@@ -145,3 +145,66 @@ func (t *telemetry) Contradicted(e store.Effect) {
 	t.contradicts.Inc()
 	t.log.Error("evidence contradicts the settlement of an effect", "effect", e.ID, "session", e.Session)
 }
+
+// Times of the gauges.
+const (
+	// stuckAfter is for how long a session that should do something may be silent.
+	stuckAfter = 10 * time.Minute
+	// gaugeTime bounds the counting of one scrape.
+	gaugeTime = 5 * time.Second
+)
+
+// gauges counts in the store when it is scraped.
+type gauges struct {
+	db  *store.DB
+	log *slog.Logger
+
+	sessions, stuck, damaged, doubt, age *prometheus.Desc
+}
+
+// watch adds the gauges that the store knows.
+func (t *telemetry) watch(db *store.DB) {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	t.registry.MustRegister(&gauges{db: db, log: t.log,
+		sessions: desc("planaria_sessions", "Sessions by status.", "state"),
+		stuck:    desc("planaria_sessions_stuck", "Sessions that should do something and have been silent for ten minutes."),
+		damaged:  desc("planaria_sessions_damaged", "Sessions whose log is refused."),
+		doubt:    desc("planaria_effects_in_doubt", "Effects in doubt."),
+		age:      desc("planaria_effect_in_doubt_age_seconds", "Age of the oldest effect in doubt; 0 when there is none."),
+	})
+}
+
+// Describe implements prometheus.Collector.
+func (g *gauges) Describe(c chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{g.sessions, g.stuck, g.damaged, g.doubt, g.age} {
+		c <- d
+	}
+}
+
+// Collect implements prometheus.Collector. When the store does not answer, the
+// gauges are missing, which an alarm can see; no number is invented.
+func (g *gauges) Collect(c chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), gaugeTime)
+	defer cancel()
+	n, err := g.db.Gauges(ctx, stuckAfter)
+	if err != nil {
+		g.log.Warn("cannot count for metrics", "err", err)
+		return
+	}
+	add := func(d *prometheus.Desc, v float64, labels ...string) {
+		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for status, count := range n.Sessions {
+		add(g.sessions, float64(count), string(status))
+	}
+	add(g.stuck, float64(n.Stuck))
+	add(g.damaged, float64(n.Damaged))
+	add(g.doubt, float64(n.InDoubt))
+	age := 0.0
+	if !n.OldestDoubt.IsZero() {
+		age = g.db.Now().Sub(n.OldestDoubt).Seconds()
+	}
+	add(g.age, age)
+}
