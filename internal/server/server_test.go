@@ -308,6 +308,21 @@ func (e *env) idle(id string, headers ...string) {
 	})
 }
 
+// idleFor waits until a session is idle with a stop reason.
+func (e *env) idleFor(id, reason string, headers ...string) {
+	e.t.Helper()
+	e.wait("session "+id+" to be idle: "+reason, func() bool {
+		var s struct {
+			Status   string
+			Planaria struct {
+				StopReason *struct{ Type string } `json:"stop_reason"`
+			}
+		}
+		e.do("GET", "/v1/sessions/"+id, "", headers...).get(e.t, &s)
+		return s.Status == "idle" && s.Planaria.StopReason != nil && s.Planaria.StopReason.Type == reason
+	})
+}
+
 func TestWalk(t *testing.T) {
 	e := newEnv(t)
 	o := e.fill(adminKey)
