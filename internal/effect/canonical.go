@@ -221,6 +221,13 @@ func validate(schema, arguments json.RawMessage) error {
 			}
 		}
 	}
+	var raw any
+	if err := json.Unmarshal(schema, &raw); err != nil {
+		return refuse("the tool's input schema cannot be used: %.200s", err)
+	}
+	if err := checkCost(raw, any(v)); err != nil {
+		return err
+	}
 	resolved, err := s.Resolve(nil)
 	if err != nil {
 		return refuse("the tool's input schema cannot be used: %.200s", err)

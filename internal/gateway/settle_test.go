@@ -339,3 +339,26 @@ func TestRecheckedIntent(t *testing.T) {
 		t.Errorf("arrived %d times", n)
 	}
 }
+
+// Design section 4, step 6: a sender that was stopped between its attempt and
+// its first byte, past send_by, sends nothing, and says so.
+func TestSendBy(t *testing.T) {
+	for _, class := range []string{`{"class":"irreversible"}`, `{"class":"idempotent","idempotency":{"argument":"token"}}`} {
+		w, e := oneTool(t, "irreversible", class)
+		id := e.intend("act", `{"x":1}`)
+		e.fault = func(p string) error {
+			if p == "before_send" {
+				e.later(2 * time.Minute) // the boot clock goes on while we are stopped
+			}
+			return nil
+		}
+		p := e.goOn(id)
+		if !p.Done || p.Answer.Outcome != store.OutcomeRefused || !strings.Contains(text(p.Answer), "nothing was done") {
+			t.Errorf("%s: got %+v %s, want refused", class, p, text(p.Answer))
+		}
+		e.want(id, store.StateCompleted, store.OutcomeRefused)
+		if n := len(w.Calls("act")); n != 0 {
+			t.Errorf("%s: arrived %d times, want 0", class, n)
+		}
+	}
+}
