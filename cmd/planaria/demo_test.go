@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/planaria/planaria/api"
+	"github.com/planaria/planaria/internal/llm"
+)
+
+// goodReport is what a demo finds in which every promise held.
+func goodReport() *demoReport {
+	r := &demoReport{Model: llm.ScriptStats{Requests: 28, Answered: 28}, Chains: 3}
+	for n := 1; n <= 2; n++ {
+		now := time.Now()
+		a := &act{N: n, tool: "delete_database", Stop: api.StopEndTurn, First: now}
+		ok := "ok"
+		for i, p := range demoPlan {
+			cloud, tool, _ := strings.Cut(p, " ")
+			l := ledgerLine{N: i, Act: n, Tool: tool, Did: didIt, Args: fmt.Appendf(nil, `{"n":%d}`, i)}
+			e := api.Effect{Tool: tool, Class: api.ClassIdempotent, State: api.EffectCompleted, Outcome: &ok}
+			for _, x := range irreversible {
+				if x == tool {
+					e.Class, e.Attempts = api.ClassIrreversible, api.List[api.EffectAttempt]{{Seq: 1, Fence: 1}}
+				}
+			}
+			if tool == a.tool {
+				e.Evidence = api.List[api.EffectEvidence]{{Kind: "probe", Says: "happened"}}
+			}
+			a.Effects = append(a.Effects, e)
+			if cloud == oldCloud {
+				a.Old = append(a.Old, l)
+			} else {
+				a.New = append(a.New, l)
+			}
+		}
+		r.Acts = append(r.Acts, a)
+	}
+	return r
+}
+
+// TestDemoJudges: the demo's verdict sees each broken promise.
+func TestDemoJudges(t *testing.T) {
+	if broken := goodReport().judge(); len(broken) > 0 {
+		t.Fatalf("a good report is judged broken: %q", broken)
+	}
+	last := func(lines []ledgerLine) *ledgerLine { return &lines[len(lines)-1] }
+	tests := []struct {
+		want  string
+		spoil func(*demoReport)
+	}{
+		{"the irreversible delete_database arrived at the old-cloud more than once", func(r *demoReport) { r.Acts[1].Old = append(r.Acts[1].Old, *last(r.Acts[1].Old)) }},
+		{"more than once", func(r *demoReport) {
+			again := *last(r.Acts[0].Old)
+			again.Did = didRefuse
+			r.Acts[0].Old = append(r.Acts[0].Old, again)
+		}},
+		{"the step new-cloud enable_backups is missing", func(r *demoReport) { r.Acts[0].New = r.Acts[0].New[:len(r.Acts[0].New)-1] }},
+		{"enable_backups was done 2 times", func(r *demoReport) { r.Acts[0].New = append(r.Acts[0].New, *last(r.Acts[0].New)) }},
+		{"refused", func(r *demoReport) { last(r.Acts[0].New).Did = didRefuse }},
+		{"step 12 (delete_database) is in_doubt", func(r *demoReport) { r.Acts[1].Effects[11].State = api.EffectInDoubt }},
+		{"has 2 attempts", func(r *demoReport) {
+			r.Acts[0].Effects[11].Attempts = append(r.Acts[0].Effects[11].Attempts, api.EffectAttempt{})
+		}},
+		{"the log holds 12 calls, not 13", func(r *demoReport) { r.Acts[0].Effects = r.Acts[0].Effects[:12] }},
+		{"no probe", func(r *demoReport) { r.Acts[1].Effects[11].Evidence = nil }},
+		{`ended with "retries_exhausted"`, func(r *demoReport) { r.Acts[0].Stop = api.StopRetriesExhausted }},
+		{"nothing after the kill", func(r *demoReport) { r.Acts[1].First = time.Time{} }},
+		{"1 invalid", func(r *demoReport) { r.Model.Invalid = 1 }},
+		{"1 unexpected", func(r *demoReport) { r.Model.Unscripted = 1 }},
+		{"was asked 27 times", func(r *demoReport) { r.Model.Answered = 27 }},
+		{"1 of 3 hash chains", func(r *demoReport) { r.Damaged = 1 }},
+		{"0 of 0 hash chains", func(r *demoReport) { r.Chains = 0 }},
+	}
+	for _, tt := range tests {
+		r := goodReport()
+		tt.spoil(r)
+		if broken := strings.Join(r.judge(), "\n"); !strings.Contains(broken, tt.want) {
+			t.Errorf("judged %q, want it to say %q", broken, tt.want)
+		}
+	}
+}
