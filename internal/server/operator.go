@@ -17,7 +17,7 @@ import (
 
 func wireAPIKey(k store.APIKey) (api.APIKey, error) {
 	return api.APIKey{ID: string(k.ID), WorkspaceID: string(k.Workspace), Name: k.Name, Role: api.Role(k.Role), Hint: k.Last4,
-		CreatedAt: api.At(k.CreatedAt), ExpiresAt: api.AtOrNull(k.ExpiresAt), RevokedAt: api.AtOrNull(k.RevokedAt)}, nil
+		CreatedAt: api.At(k.CreatedAt), ExpiresAt: api.AtOrNull(k.ExpiresAt), RevokedAt: api.AtOrNull(k.RevokedAt), LastUsedAt: api.AtOrNull(k.LastUsedAt)}, nil
 }
 
 // createAPIKey shows the key in this answer and never again: not even the

@@ -126,7 +126,10 @@ func (s *server) authorise(ctx context.Context, c *call, r route) error {
 	if err == nil {
 		return nil
 	}
-	detail, _ := api.Encode(map[string]string{"refused": err.Error(), "request_id": c.request})
+	detail, eerr := api.Encode(map[string]string{"refused": err.Error(), "request_id": c.request, "route": r.pattern})
+	if eerr != nil {
+		return eerr
+	}
 	if aerr := s.db.Record(context.WithoutCancel(ctx), store.Act{Workspace: c.caller.ws(), Node: s.cfg.Node,
 		Principal: c.caller.ID, Action: string(r.action), Resource: res.ID, Detail: detail}); aerr != nil {
 		return aerr
@@ -171,7 +174,7 @@ func tooLarge(limit int64) error {
 func (s *server) answer(ctx context.Context, c *call, r route) (reply, error) {
 	write := c.r.Method != http.MethodGet && c.r.Method != http.MethodHead
 	if write && !r.logged {
-		detail, err := api.Encode(map[string]string{"request_id": c.request})
+		detail, err := api.Encode(map[string]string{"request_id": c.request, "route": r.pattern})
 		if err != nil {
 			return reply{}, err
 		}

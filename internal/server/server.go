@@ -16,8 +16,7 @@
 //   - A stream reads the log and never promises from memory: a reader that is
 //     cut off, slow or late gets the rest by its cursor.
 //
-// It keeps no state but what makes retries cheap (requests under way) and the
-// keys' last use; both may be lost.
+// It keeps no state but which requests are under way; that may be lost.
 package server
 
 import (

@@ -28,7 +28,13 @@ type APIKey struct {
 	CreatedAt time.Time
 	ExpiresAt time.Time // zero: never
 	RevokedAt time.Time // zero: not revoked
+	// LastUsedAt is when the key was last looked up, to within UsedWithin.
+	LastUsedAt time.Time
 }
+
+// UsedWithin is how exact LastUsedAt is: a key in steady use costs one write
+// in that time.
+const UsedWithin = time.Hour
 
 // Live reports whether the key opens anything at this time.
 func (k APIKey) Live(now time.Time) bool {
@@ -52,13 +58,13 @@ func last4(key string) string {
 	return key[len(key)-4:]
 }
 
-const apiKeyColumns = `workspace, id, name, role, last4, created_by, created_at, expires_at, revoked_at`
+const apiKeyColumns = `workspace, id, name, role, last4, created_by, created_at, expires_at, revoked_at, last_used_at`
 
 func scanAPIKey(r interface{ Scan(...any) error }) (APIKey, error) {
 	var k APIKey
-	var created, expires, revoked int64
-	err := r.Scan(&k.Workspace, &k.ID, &k.Name, &k.Role, &k.Last4, &k.CreatedBy, &created, &expires, &revoked)
-	k.CreatedAt, k.ExpiresAt, k.RevokedAt = fromMicros(created), fromMicros(expires), fromMicros(revoked)
+	var created, expires, revoked, used int64
+	err := r.Scan(&k.Workspace, &k.ID, &k.Name, &k.Role, &k.Last4, &k.CreatedBy, &created, &expires, &revoked, &used)
+	k.CreatedAt, k.ExpiresAt, k.RevokedAt, k.LastUsedAt = fromMicros(created), fromMicros(expires), fromMicros(revoked), fromMicros(used)
 	return k, notFound(err)
 }
 
@@ -109,6 +115,12 @@ func (db *DB) APIKeyOf(ctx context.Context, key string) (APIKey, error) {
 		}
 		return t.workspaceLive(k.Workspace)
 	})
+	if err == nil && db.Now().Sub(k.LastUsedAt) > UsedWithin {
+		err = db.tx(ctx, func(t *tx) error {
+			_, err := t.exec(`UPDATE api_keys SET last_used_at = ? WHERE workspace = ? AND id = ?`, micros(db.Now()), k.Workspace, k.ID)
+			return err
+		})
+	}
 	if err != nil {
 		return APIKey{}, fmt.Errorf("look up api key: %w", err)
 	}

@@ -113,6 +113,7 @@ CREATE TABLE api_keys (
   created_at INTEGER NOT NULL,
   expires_at INTEGER NOT NULL DEFAULT 0,
   revoked_at INTEGER NOT NULL DEFAULT 0,
+  last_used_at INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (workspace, id)
 );
 CREATE UNIQUE INDEX api_keys_by_hash ON api_keys (hash);
