@@ -58,6 +58,11 @@ scripts:
       - when: {user: "use the tool"}
         tools:
           - {name: lookup, input: {key: a}}
+      - when: {user: "delete it"}
+        tools:
+          - {name: mcp__out__delete, input: {id: db-1}}
+      - when: {result: "deleted"}
+        text: "It is gone."
       - when: {result: "found"}
         text: "It is there."
     steps:
@@ -288,15 +293,31 @@ func (e *env) key(role string) string {
 	return e.do("POST", "/v1/api_keys", fmt.Sprintf(`{"name":%q,"role":%q}`, role, role)).object(e.t)["key"].(string)
 }
 
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
 // wait polls a condition through the API until it holds; every turn of it is a
 // request, so it needs no pause of its own.
 func (e *env) wait(what string, cond func() bool) {
 	e.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !cond(); {
+	for deadline := time.Now().Add(patience); !cond(); {
 		if time.Now().After(deadline) {
-			e.t.Fatalf("waited in vain for %s; log:\n%s", what, e.logs)
+			e.t.Fatalf("waited in vain for %s; log:\n%s%s", what, e.logs, e.story())
 		}
 	}
+}
+
+// story is what happened in all sessions, for failures.
+func (e *env) story() string {
+	var list struct{ Data []struct{ ID string } }
+	if err := json.Unmarshal(e.do("GET", "/v1/sessions", "").body, &list); err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for _, s := range list.Data {
+		fmt.Fprintf(&b, "%s\n%s\n", e.do("GET", "/v1/sessions/"+s.ID, "").body, e.do("GET", "/v1/sessions/"+s.ID+"/events", "").body)
+	}
+	return b.String()
 }
 
 func (e *env) idle(id string, headers ...string) {
