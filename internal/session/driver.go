@@ -106,8 +106,34 @@ func (p *panicked) Error() string { return "driver panicked: " + p.value }
 // unknown kind it records a wait that grows, so that a fault that repeats at
 // one place cannot spin; after Patience.Panics of them the turn ends.
 //
+// A release that fails (a full disk, a lost connection, relaxed entries that
+// are gone) is tried again: a live owner without a driver would wedge the
+// session (law L7). What ends the tries ends the ownership too: a newer owner,
+// or the node, which frees what it owns when it leaves.
+//
 // A crash before this commit leaves an owner that the store finds dead.
 func (d *driver) park(ctx context.Context, cause error) {
+	for try := 1; ; try++ {
+		err := d.release(ctx, cause)
+		if err == nil || errors.Is(err, store.ErrFenced) {
+			break
+		}
+		d.m.log.Warn("cannot release session", "session", d.id, "err", err)
+		wait := time.NewTimer(d.m.patience.backoff(try, 0))
+		select {
+		case <-wait.C:
+			continue
+		case <-d.lease.Lost():
+		case <-d.m.draining:
+		}
+		wait.Stop()
+		break
+	}
+	d.released = true
+}
+
+// release is one try of park.
+func (d *driver) release(ctx context.Context, cause error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	a := store.Append{Park: true}
@@ -121,10 +147,8 @@ func (d *driver) park(ctx context.Context, cause error) {
 		a.Entries = []store.Draft{record(store.KindWait, d.newID("rec_"), "", store.Wait{
 			V: store.BodyVersion, Until: until, Reason: "driver", Tries: n})}
 	}
-	if _, err := d.append(ctx, a); err != nil && !errors.Is(err, store.ErrFenced) {
-		d.m.log.Warn("cannot release session", "session", d.id, "err", err)
-	}
-	d.released = true
+	_, err := d.append(ctx, a)
+	return err
 }
 
 // rebuild reads the log from the newest compaction and folds it.
