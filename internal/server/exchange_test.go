@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/planaria/planaria/internal/testenv"
 )
 
 var update = flag.Bool("update", false, "write the answers into testdata")
@@ -23,7 +25,18 @@ var update = flag.Bool("update", false, "write the answers into testdata")
 // of their appearance and can be used in later requests as ${agent_1}; cursors
 // likewise as ${cursor_1}. What differs from run to run is blotted out. A
 // request "IDLE ${sesn_1} end_turn" waits until that session is idle for that reason.
-func TestExchanges(t *testing.T) {
+func TestExchanges(t *testing.T) { exchanges(t, newEnv) }
+
+// The same exchanges over PostgreSQL: a difference is a bug.
+func TestExchangesPostgres(t *testing.T) {
+	if *update {
+		t.Skip("answers are written from SQLite")
+	}
+	exchanges(t, func(t *testing.T) *env { return newEnvOn(t, testenv.Postgres(t)) })
+}
+
+func exchanges(t *testing.T, open func(*testing.T) *env) {
+	t.Helper()
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no exchanges: %v", err)
@@ -34,7 +47,7 @@ func TestExchanges(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			x := &exchange{e: newEnv(t), names: map[string]string{}, values: map[string]string{}, count: map[string]int{}}
+			x := &exchange{e: open(t), names: map[string]string{}, values: map[string]string{}, count: map[string]int{}}
 			var out []txtar.File
 			wants := map[string]string{}
 			for _, f := range ar.Files {

@@ -35,6 +35,7 @@ type env struct {
 	t      *testing.T
 	dir    string
 	url    string
+	store  string // URL of the store
 	db     *store.DB
 	node   store.NodeID
 	model  *httptest.Server
@@ -72,13 +73,22 @@ scripts:
 
 func newEnv(t *testing.T) *env {
 	t.Helper()
-	e := &env{t: t, dir: t.TempDir(), logs: &lines{t: t}, ended: make(chan struct{}, 1000)}
+	return newEnvOn(t, "")
+}
+
+// newEnvOn runs on a store; SQLite in the folder when url is empty.
+func newEnvOn(t *testing.T, url string) *env {
+	t.Helper()
+	e := &env{t: t, dir: t.TempDir(), store: url, logs: &lines{t: t}, ended: make(chan struct{}, 1000)}
 	sc, err := llm.ParseScript([]byte(script))
 	if err != nil {
 		t.Fatalf("script: %v", err)
 	}
 	e.model = httptest.NewServer(llm.NewScriptServer(sc))
 	t.Cleanup(e.model.Close)
+	if e.store == "" {
+		e.store = "sqlite:" + filepath.Join(e.dir, "data", "planaria.db")
+	}
 	if e.master, err = vault.CreateMaster(e.dir, ""); err != nil {
 		t.Fatalf("master key: %v", err)
 	}
@@ -96,7 +106,7 @@ func (e *env) start(change ...func(*server.Config)) {
 	if err != nil {
 		t.Fatalf("blobs: %v", err)
 	}
-	db, err := store.Open(t.Context(), store.Config{URL: "sqlite:" + filepath.Join(e.dir, "data", "planaria.db"), Master: e.master, Blobs: blobs, Logger: log})
+	db, err := store.Open(t.Context(), store.Config{URL: e.store, Master: e.master, Blobs: blobs, Logger: log})
 	if err != nil {
 		t.Fatalf("open store: %v", err)
 	}
