@@ -274,7 +274,7 @@ func TestKillMatrix(t *testing.T) {
 	}
 	for name, contract := range classes {
 		for _, first := range kills {
-			for _, second := range append([]string{""}, kills...) {
+			for _, second := range []string{"", first, "after_send"} {
 				t.Run(fmt.Sprintf("%s %s %s", name, first, second), func(t *testing.T) {
 					t.Parallel()
 					killTwice(t, name, contract, first, second)
