@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/planaria/planaria/internal/blob"
+	"github.com/planaria/planaria/internal/policy"
 	"github.com/planaria/planaria/internal/store"
 	"github.com/planaria/planaria/internal/vault"
 )
@@ -104,7 +105,28 @@ func openReadOnly(ctx context.Context, cfg Config, getenv func(string) string) (
 	if err != nil {
 		return nil, err
 	}
-	return store.Open(ctx, store.Config{URL: url, Master: master, Blobs: blobs, ReadOnly: true})
+	db, err := store.Open(ctx, store.Config{URL: url, Master: master, Blobs: blobs, ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := checkMaster(ctx, db, cfg); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// checkMaster refuses a store that was sealed under another key, before
+// anything is written that its other processes could not read.
+func checkMaster(ctx context.Context, db *store.DB, cfg Config) error {
+	_, err := db.WorkspaceSecret(ctx, policy.HomeWorkspace)
+	switch {
+	case err == nil, errors.Is(err, store.ErrNotFound): // a new store has no workspace yet
+		return nil
+	case errors.Is(err, vault.ErrWrongKey), errors.Is(err, vault.ErrDamaged):
+		return hinted(fmt.Errorf("the master key of %s does not open this store: %w", cfg.Data, vault.ErrWrongKey),
+			"copy %s and the identity from the data folder with which the store was made; all processes of one store share them", vault.MasterFile)
+	}
+	return err
 }
 
 // openBlobs opens the folder of large bodies. Offline readers do not make it.

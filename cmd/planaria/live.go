@@ -31,8 +31,9 @@ func (l *liveText) delta(id, text string) {
 		l.end()
 		l.open = id
 	}
+	text = clean(text)
 	l.part.WriteString(text)
-	fmt.Fprint(l.a.stdout, clean(text))
+	fmt.Fprint(l.a.stdout, text)
 }
 
 // message prints a whole message, or what its fragments left out.
@@ -41,13 +42,14 @@ func (l *liveText) message(id, text string) {
 		return
 	}
 	l.stop()
+	text = clean(text)
 	if rest, ok := strings.CutPrefix(text, l.part.String()); ok && l.open == id {
-		fmt.Fprint(l.a.stdout, clean(rest))
+		fmt.Fprint(l.a.stdout, rest)
 		l.end()
 		return
 	}
-	l.end()
-	fmt.Fprintln(l.a.stdout, clean(text))
+	l.end() // fragments were lost: the message is the truth
+	fmt.Fprintln(l.a.stdout, text)
 }
 
 // note prints words on a line of their own.

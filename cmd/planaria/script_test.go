@@ -7,11 +7,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/planaria/planaria/api"
+	"github.com/planaria/planaria/internal/testenv"
 )
 
 // TestScript runs the binary as a person uses it, against a real server on a
@@ -29,12 +32,16 @@ import (
 //	capture VAR PATTERN     sets VAR to the group of PATTERN in stdout
 //	server start [FLAG…]    starts planaria serve on $WORK/data; sets PLANARIA_SERVER, PLANARIA_API_KEY
 //	server stop | kill      SIGTERM and exit code 0 | SIGKILL
+//	server term             SIGTERM, without waiting
+//	server gone CODE        waits until the server has ended with this code
+//	worker start [FLAG…]    a second process on $WORK/data, killed at the end
 //	cloud start             starts the old cloud of the demo; sets CLOUD_URL
 //	cloud hold TOOL         the next call of TOOL is done, then its answer kept back
 //	cloud wait              waits until that call has arrived
 //	cloud release           lets the answer go
 //	cloud saw N TOOL        TOOL was asked for N times
 //	event SESSION TYPE [PATTERN]  waits for the next event of this type that matches
+//	postgres                makes an empty PostgreSQL database; sets PG_URL, or skips
 //	damage FILE SESSION     flips a bit of the body at seq 5 of SESSION in a database file
 func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -49,7 +56,8 @@ func TestScript(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": cmdExits, "capture": cmdCapture, "server": cmdServer, "cloud": cmdCloud, "event": cmdEvent, "damage": cmdDamage,
+			"exits": cmdExits, "capture": cmdCapture, "server": cmdServer, "worker": cmdWorker, "cloud": cmdCloud, "event": cmdEvent, "damage": cmdDamage,
+			"postgres": func(ts *testscript.TestScript, _ bool, _ []string) { ts.Setenv("PG_URL", testenv.Postgres(t)) },
 		},
 	})
 }
@@ -62,6 +70,7 @@ type worldKey struct{}
 // world is what lives outside the commands of one script.
 type world struct {
 	server *exec.Cmd
+	log    *watched
 	addr   string
 	cloud  *cloud
 	hold   *hold
@@ -105,26 +114,43 @@ func cmdServer(ts *testscript.TestScript, neg bool, args []string) {
 		w.server = nil
 	case len(args) == 1 && args[0] == "kill":
 		w.kill()
+	case len(args) == 1 && args[0] == "term":
+		ts.Check(w.server.Process.Signal(syscall.SIGTERM))
+		w.logged(ts, "draining")
+	case len(args) == 2 && args[0] == "gone":
+		if code := exitCode(w.server.Wait()); fmt.Sprint(code) != args[1] {
+			ts.Fatalf("the server ended with %d, want %s", code, args[1])
+		}
+		w.server = nil
 	default:
 		ts.Fatalf("usage: server start [FLAG...] | stop | kill")
 	}
+}
+
+// cmdWorker starts a second process, which shares store and keys with the first.
+func cmdWorker(ts *testscript.TestScript, _ bool, args []string) {
+	w := &world{}
+	key, url := ts.Getenv("PLANARIA_API_KEY"), ts.Getenv("PLANARIA_SERVER")
+	ts.Check(w.start(ts, args[1:]))
+	ts.Setenv("PLANARIA_API_KEY", key)
+	ts.Setenv("PLANARIA_SERVER", url)
 }
 
 // start starts the server; a second start takes the port of the first.
 func (w *world) start(ts *testscript.TestScript, flags []string) error {
 	if w.addr == "" {
 		w.addr = "127.0.0.1:0"
-		ts.Defer(func() { w.kill() })
 	}
 	log, err := os.OpenFile(ts.MkAbs("server.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	defer log.Close()
+	ts.Defer(func() { w.kill(); ts.Check(log.Close()) })
 	c := exec.Command(binary, append([]string{"serve", "--data", ts.MkAbs("data"), "--listen", w.addr}, flags...)...)
 	c.Dir = ts.MkAbs(".")
 	c.Env = append(withoutOurs(os.Environ()), "PLANARIA_API_KEY="+ts.Getenv("PLANARIA_API_KEY"))
-	c.Stderr = log
+	w.log = &watched{to: log, news: make(chan struct{}, 1)}
+	c.Stderr = w.log
 	out, err := c.StdoutPipe()
 	if err != nil {
 		return err
@@ -145,6 +171,44 @@ func (w *world) start(ts *testscript.TestScript, flags []string) error {
 		}
 	}
 	return fmt.Errorf("the server ended before it was ready:\n%s", ts.ReadFile("server.log"))
+}
+
+// watched passes a log on and tells when there is more of it.
+type watched struct {
+	to   io.Writer
+	news chan struct{}
+
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (l *watched) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	l.text.Write(b)
+	l.mu.Unlock()
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+	return l.to.Write(b)
+}
+
+func (l *watched) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), s)
+}
+
+// logged waits until the server's log holds a text.
+func (w *world) logged(ts *testscript.TestScript, text string) {
+	limit := time.After(waitLimit)
+	for !w.log.has(text) {
+		select {
+		case <-w.log.news:
+		case <-limit:
+			ts.Fatalf("the log does not say %q", text)
+		}
+	}
 }
 
 func (w *world) kill() {

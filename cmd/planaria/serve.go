@@ -345,7 +345,7 @@ func (p *process) openStore(ctx context.Context) error {
 		}
 	})
 	p.master = master
-	return nil
+	return checkMaster(ctx, p.db, p.cfg)
 }
 
 // listen takes the addresses, so that they are known before anything can dial.
