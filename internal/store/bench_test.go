@@ -4,11 +4,22 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/planaria/planaria/internal/store"
 	"github.com/planaria/planaria/internal/testenv"
 )
+
+// cpuTime is what this process used, in microseconds: on a shared machine it
+// tells more than elapsed time.
+func cpuTime() float64 {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e3
+}
 
 // BenchmarkEffect measures whole effects (intent, attempt, completion with its
 // event: three commits) with all projections, per number of sessions at work.
@@ -33,6 +44,7 @@ func BenchmarkEffect(b *testing.B) {
 					leases = append(leases, ls...)
 				}
 				commits := e.fault.count("append.before")
+				cpu := cpuTime()
 				b.ResetTimer()
 				var wg sync.WaitGroup
 				work := make(chan struct{}, n)
@@ -60,8 +72,82 @@ func BenchmarkEffect(b *testing.B) {
 				wg.Wait()
 				b.StopTimer()
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "effects/s")
+				b.ReportMetric((cpuTime()-cpu)/float64(b.N), "cpu-us/effect")
 				b.ReportMetric(float64(e.fault.count("append.before")-commits)/float64(b.N), "commits/effect")
 			})
 		}
+	}
+}
+
+// BenchmarkRaw is the baseline of BenchmarkEffect on SQLite: the same rows, bytes
+// and indexes in group commits of the same kind, without the protocol.
+func BenchmarkRaw(b *testing.B) {
+	for _, n := range []int{1, 64, 1000} {
+		b.Run(fmt.Sprintf("sqlite/%d", n), func(b *testing.B) {
+			e := newEnv(b, "sqlite:"+filepath.Join(b.TempDir(), "data", "planaria.db"))
+			for range n {
+				e.create(message("go"))
+			}
+			var leases []*store.Lease
+			for len(leases) < n {
+				ls, err := e.node.Claim(b.Context(), 200)
+				if err != nil {
+					b.Fatal(err)
+				}
+				leases = append(leases, ls...)
+			}
+			type step struct {
+				store.RawStep
+				done chan error
+			}
+			steps := make(chan step, n)
+			var committer sync.WaitGroup
+			committer.Go(func() {
+				for first := range steps {
+					batch := []step{first}
+					raw := []store.RawStep{first.RawStep}
+					for len(steps) > 0 {
+						s := <-steps
+						batch, raw = append(batch, s), append(raw, s.RawStep)
+					}
+					err := e.db.RawCommit(b.Context(), raw)
+					for _, s := range batch {
+						s.done <- err
+					}
+				}
+			})
+			cpu := cpuTime()
+			body := make([]byte, 330) // about what the records of BenchmarkEffect have, sealed
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			work := make(chan struct{}, n)
+			for _, l := range leases {
+				wg.Go(func() {
+					seq := l.Claimed().Head + 1
+					done := make(chan error, 1)
+					for range work {
+						id := newEffect()
+						for k := range 3 {
+							steps <- step{store.RawStep{Session: l.Session(), Effect: id, Seq: seq, Step: k, Body: body}, done}
+							if err := <-done; err != nil {
+								b.Error(err)
+								return
+							}
+							seq += store.Seq(1 + k/2)
+						}
+					}
+				})
+			}
+			for range b.N {
+				work <- struct{}{}
+			}
+			close(work)
+			wg.Wait()
+			close(steps)
+			committer.Wait()
+			b.StopTimer()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "effects/s")
+			b.ReportMetric((cpuTime()-cpu)/float64(b.N), "cpu-us/effect")
+		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -29,7 +28,7 @@ type witness struct {
 	mu   sync.Mutex // guards the fields below
 	f    *os.File
 	size int64
-	buf  bytes.Buffer
+	buf  []byte
 	err  error // the first failure; the witness then falls silent
 }
 
@@ -38,12 +37,44 @@ const witnessSize = 4 << 20
 
 // testimony is one record: what a session had.
 type testimony struct {
-	Workspace WorkspaceID `json:"w"`
-	Session   SessionID   `json:"s"`
-	Head      Seq         `json:"h"`
-	Hash      []byte      `json:"d"` // the first bytes of the head's hash
-	Inbox     int64       `json:"i"` // arrivals
-	Deleted   bool        `json:"x,omitempty"`
+	Workspace WorkspaceID
+	Session   SessionID
+	Head      Seq
+	Hash      []byte // the first hashPart bytes of the head's hash
+	Inbox     int64  // arrivals
+	Deleted   bool
+}
+
+// hashPart tells entries apart that have one seq.
+const hashPart = 8
+
+// encode appends the record: length, checksum, then the fields.
+func (t *testimony) encode(b []byte) []byte {
+	start := len(b)
+	b = append(b, make([]byte, 8)...)
+	b = binary.BigEndian.AppendUint64(b, uint64(t.Head))
+	b = binary.BigEndian.AppendUint64(b, uint64(t.Inbox))
+	b = append(b, byte(b2i(t.Deleted)))
+	b = append(b, t.Hash...)
+	b = append(b, t.Workspace...)
+	b = append(b, 0)
+	b = append(b, t.Session...)
+	text := b[start+8:]
+	binary.BigEndian.PutUint32(b[start:], uint32(len(text)))
+	binary.BigEndian.PutUint32(b[start+4:], crc32.ChecksumIEEE(text))
+	return b
+}
+
+// decode is the inverse of encode, of the fields.
+func (t *testimony) decode(b []byte) bool {
+	if len(b) < 17+hashPart {
+		return false
+	}
+	t.Head, t.Inbox = Seq(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))
+	t.Deleted, t.Hash = b[16] != 0, b[17:17+hashPart]
+	ws, id, ok := bytes.Cut(b[17+hashPart:], []byte{0})
+	t.Workspace, t.Session = WorkspaceID(ws), SessionID(id)
+	return ok
 }
 
 func (w *witness) path(former bool) string {
@@ -85,18 +116,12 @@ func (db *DB) saw(rs []*sessionRow) {
 	if w.err != nil {
 		return
 	}
-	w.buf.Reset()
+	w.buf = w.buf[:0]
 	for _, r := range rs {
-		b, err := json.Marshal(testimony{r.Workspace, r.ID, r.Head, r.HeadHash[:8], r.inboxLast, r.deletedAt != 0})
-		if err != nil {
-			w.err = err
-			return
-		}
-		w.buf.Write(binary.BigEndian.AppendUint32(nil, uint32(len(b))))
-		w.buf.Write(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(b)))
-		w.buf.Write(b)
+		t := testimony{r.Workspace, r.ID, r.Head, r.HeadHash[:hashPart], r.inboxLast, r.deletedAt != 0}
+		w.buf = t.encode(w.buf)
 	}
-	n, err := w.f.Write(w.buf.Bytes())
+	n, err := w.f.Write(w.buf)
 	w.size += int64(n)
 	if err == nil && w.size > witnessSize {
 		err = w.turn()
@@ -160,7 +185,7 @@ func readTestimony(in *bufio.Reader) (t testimony, ok bool) {
 	if _, err := io.ReadFull(in, b); err != nil || crc32.ChecksumIEEE(b) != binary.BigEndian.Uint32(head[4:]) {
 		return t, false
 	}
-	return t, json.Unmarshal(b, &t) == nil
+	return t, t.decode(b)
 }
 
 // compareWitness refuses sessions that have less than was acknowledged.
