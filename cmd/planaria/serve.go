@@ -400,7 +400,7 @@ func (p *process) openRooms(ctx context.Context) error {
 	}
 	p.sessions = session.New(sc)
 	handler := server.New(server.Config{DB: p.db, Sessions: p.sessions, Master: p.master, Node: p.node.ID(), Version: version,
-		Logger: p.log, Metrics: p.tel.handler()})
+		Logger: p.log, Metrics: p.tel.handler(), Reset: p.tel.Reset})
 	if !p.cfg.has(roleAPI) {
 		handler = operationsOnly(handler)
 	}

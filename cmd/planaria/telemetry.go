@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,7 +25,9 @@ type telemetry struct {
 
 	resumes     *prometheus.CounterVec
 	resumeTime  prometheus.Histogram
+	lostWork    prometheus.Histogram
 	wasted      prometheus.Counter
+	resets      prometheus.Counter
 	effects     *prometheus.CounterVec
 	duplicated  prometheus.Counter
 	contradicts prometheus.Counter
@@ -42,6 +45,8 @@ func newTelemetry(ctx context.Context, getenv func(string) string, log *slog.Log
 	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	t.resumes = counters(t, "planaria_session_resumes_total", "Claims that took a session over whose former owner had not released it.", "result")
 	t.resumeTime = histogram(t, "planaria_session_resume_duration_seconds", "Time from the claim to a rebuilt session.")
+	t.lostWork = histogram(t, "planaria_session_lost_work_seconds", "Time from the last entry of an owner that was lost to the next claim: an upper bound of the work that was lost.")
+	t.resets = counter(t, "planaria_stream_resets_total", "Streams whose cursor was unknown.")
 	t.wasted = counter(t, "planaria_wasted_tokens_total", "Tokens that a failure made us pay again.")
 	t.effects = counters(t, "planaria_effects_total", "Effects by class and the state that they came to.", "class", "state")
 	t.duplicated = counter(t, "planaria_effects_duplicated_total", "Irreversible effects that were attempted more than once; must be 0.")
@@ -53,6 +58,7 @@ func newTelemetry(ctx context.Context, getenv func(string) string, log *slog.Log
 		t.effects.WithLabelValues(string(class), string(store.StateCompleted)) // so that a rate has a beginning
 	}
 	t.resumes.WithLabelValues("ok")
+	t.resumes.WithLabelValues("failed")
 	var err error
 	t.traces, err = newTraces(ctx, getenv)
 	return t, err
@@ -103,6 +109,12 @@ func (t *telemetry) Resumed(s store.Session, result string, elapsed time.Duratio
 	t.resumeTime.Observe(elapsed.Seconds())
 	t.traces.resumed(s, result, elapsed)
 }
+
+// Lost implements session.Observer.
+func (t *telemetry) Lost(_ store.Session, silent time.Duration) { t.lostWork.Observe(silent.Seconds()) }
+
+// Reset is told of every stream whose cursor was unknown.
+func (t *telemetry) Reset() { t.resets.Inc() }
 
 // Step implements session.Observer.
 func (t *telemetry) Step(s store.Session, model string, elapsed time.Duration, err error) {
@@ -160,6 +172,12 @@ type gauges struct {
 	log *slog.Logger
 
 	sessions, stuck, damaged, doubt, age *prometheus.Desc
+
+	detection prometheus.Histogram
+	started   time.Time
+
+	mu   sync.Mutex
+	dead map[store.NodeID]bool // guarded by mu: deaths that were counted
 }
 
 // watch adds the gauges that the store knows.
@@ -167,12 +185,13 @@ func (t *telemetry) watch(db *store.DB) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
-	t.registry.MustRegister(&gauges{db: db, log: t.log,
-		sessions: desc("planaria_sessions", "Sessions by status.", "state"),
-		stuck:    desc("planaria_sessions_stuck", "Sessions that should do something and have been silent for ten minutes."),
-		damaged:  desc("planaria_sessions_damaged", "Sessions whose log is refused."),
-		doubt:    desc("planaria_effects_in_doubt", "Effects in doubt."),
-		age:      desc("planaria_effect_in_doubt_age_seconds", "Age of the oldest effect in doubt; 0 when there is none."),
+	t.registry.MustRegister(&gauges{db: db, log: t.log, started: db.Now(), dead: map[store.NodeID]bool{},
+		detection: histogram(t, "planaria_lease_detection_seconds", "Time from the last renewal of a lost node's lease to its detection."),
+		sessions:  desc("planaria_sessions", "Sessions by status.", "state"),
+		stuck:     desc("planaria_sessions_stuck", "Sessions that should do something and have been silent for ten minutes."),
+		damaged:   desc("planaria_sessions_damaged", "Sessions whose log is refused."),
+		doubt:     desc("planaria_effects_in_doubt", "Effects in doubt."),
+		age:       desc("planaria_effect_in_doubt_age_seconds", "Age of the oldest effect in doubt; 0 when there is none."),
 	})
 }
 
@@ -207,4 +226,28 @@ func (g *gauges) Collect(c chan<- prometheus.Metric) {
 		age = g.db.Now().Sub(n.OldestDoubt).Seconds()
 	}
 	add(g.age, age)
+	g.deaths(ctx)
+}
+
+// maxNodes bounds the nodes that are looked at for deaths.
+const maxNodes = 200
+
+// deaths observes the nodes that were found dead since we started. On a store
+// in a file there are none: the folder's lock tells at once.
+func (g *gauges) deaths(ctx context.Context) {
+	nodes, err := g.db.Nodes(ctx, maxNodes)
+	if err != nil {
+		g.log.Warn("cannot look at nodes for metrics", "err", err)
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, n := range nodes {
+		renewed := n.Until.Add(-store.LeaseTTL)
+		if n.DeadAt.Before(g.started) || !n.LeftAt.IsZero() || g.dead[n.ID] || renewed.After(n.DeadAt) {
+			continue
+		}
+		g.dead[n.ID] = true
+		g.detection.Observe(n.DeadAt.Sub(renewed).Seconds())
+	}
 }

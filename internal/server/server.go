@@ -68,6 +68,9 @@ type Config struct {
 	WhoIs func(*http.Request) (Caller, error)
 	// Metrics answers GET /metrics; nil: unknown path.
 	Metrics http.Handler
+	// Reset, if set, is called when a stream had to tell its reader that the
+	// cursor is unknown.
+	Reset func()
 	// Ready says whether the process takes work; nil: whether the store answers.
 	Ready func(context.Context) error
 	// MaxBody, PingEvery and WriteTimeout replace the constants when not zero.
@@ -121,8 +124,14 @@ func New(cfg Config) http.Handler {
 		s.mux.Handle("GET /metrics", cfg.Metrics)
 	}
 	s.mux.HandleFunc("/", s.unknownPath)
-	return s.mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(requestID, store.NewID("req_", s.db.Now()))
+		s.mux.ServeHTTP(w, r)
+	})
 }
+
+// requestID is the header that every answer carries.
+const requestID = "request-id"
 
 // route is one line of the API.
 type route struct {

@@ -68,6 +68,9 @@ func (s *server) stream(ctx context.Context, c *call, x store.Session) error {
 		return nil // the client is gone
 	}
 	if reset != nil {
+		if s.cfg.Reset != nil {
+			s.cfg.Reset()
+		}
 		if st.frame("", reset) != nil || st.flush() != nil {
 			return nil
 		}

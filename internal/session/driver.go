@@ -30,10 +30,11 @@ type driver struct {
 	id    store.SessionID
 	scope gateway.Scope
 
-	takeover bool  // the former owner did not release the session
-	listed   bool  // tools were listed since the session became running
-	seen     int64 // highest inbox row that was read
-	consumed bool  // something from the inbox was acted on since the claim
+	takeover bool          // the former owner did not release the session
+	silent   time.Duration // from its last entry to our claim
+	listed   bool          // tools were listed since the session became running
+	seen     int64         // highest inbox row that was read
+	consumed bool          // something from the inbox was acted on since the claim
 	released bool
 
 	mu      sync.Mutex
@@ -88,14 +89,26 @@ func (d *driver) guarded(ctx context.Context, s store.Session) (err error) {
 		}
 	}()
 	started := d.m.now()
-	if err := d.rebuild(ctx, s); err != nil {
+	err = d.rebuild(ctx, s)
+	d.observeTakeover(s, err, d.m.now().Sub(started))
+	if err != nil {
 		return fmt.Errorf("rebuild session %s: %w", d.id, err)
-	}
-	if d.m.cfg.Observe != nil && d.takeover {
-		d.m.cfg.Observe.Resumed(s, "ok", d.m.now().Sub(started))
 	}
 	d.mend()
 	return d.loop(ctx)
+}
+
+// observeTakeover tells of a session whose former owner had not released it.
+func (d *driver) observeTakeover(s store.Session, err error, elapsed time.Duration) {
+	if d.m.cfg.Observe == nil || !d.takeover {
+		return
+	}
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	d.m.cfg.Observe.Resumed(s, result, elapsed)
+	d.m.cfg.Observe.Lost(s, d.silent)
 }
 
 type panicked struct{ value string }
@@ -161,17 +174,20 @@ func (d *driver) rebuild(ctx context.Context, s store.Session) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if err := st.fold(e); err != nil {
-			return err
-		}
-	}
 	if n := len(entries); n > 0 && entries[n-1].Kind == store.KindClaim {
 		var c store.Claim
 		if err := json.Unmarshal(entries[n-1].Body, &c); err != nil {
 			return err
 		}
 		d.takeover = c.Former != ""
+		if n > 1 {
+			d.silent = entries[n-1].At.Sub(entries[n-2].At)
+		}
+	}
+	for _, e := range entries {
+		if err := st.fold(e); err != nil {
+			return err
+		}
 	}
 	d.mu.Lock()
 	d.st = st

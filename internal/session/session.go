@@ -101,8 +101,12 @@ type Delta struct {
 
 // Observer receives what metrics and traces are made of. Methods are quick.
 type Observer interface {
-	// Resumed is called when a claim took over a session whose former owner had not released it.
+	// Resumed is called when a claim took over a session whose former owner had
+	// not released it; result is ok or failed.
 	Resumed(s store.Session, result string, elapsed time.Duration)
+	// Lost is called then too, with the time from the former owner's last entry
+	// to the claim: an upper bound of the work that was lost.
+	Lost(s store.Session, silent time.Duration)
 	// Step is called after each model request.
 	Step(s store.Session, model string, elapsed time.Duration, err error)
 	// Wasted counts tokens that a failure made us pay again.
