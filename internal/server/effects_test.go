@@ -120,7 +120,9 @@ func TestApprovals(t *testing.T) {
 	if x.Attempts[0].Seq <= x.Seq || x.Completion.Seq <= x.Attempts[0].Seq {
 		t.Errorf("order: first %d, attempt %d, completion %d", x.Seq, x.Attempts[0].Seq, x.Completion.Seq)
 	}
-	var answers struct{ Data []struct{ Principal, Action, Resource string } }
+	var answers struct {
+		Data []struct{ Principal, Action, Resource string }
+	}
 	e.do("GET", "/v1/audit?action=approvals.answer", "").get(t, &answers)
 	if len(answers.Data) == 0 || answers.Data[0].Resource != id || answers.Data[0].Principal == "" {
 		t.Errorf("audit of the answer = %+v", answers.Data)

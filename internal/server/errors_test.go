@@ -95,7 +95,7 @@ func TestEnvelopes(t *testing.T) {
 		{"event", "POST", "/v1/sessions/" + o.session + "/events", `{"events":[{"type":"user.message","content":[{"type":"text","text":"x"}]},{"type":"user.nonsense"}]}`, nil, 400, "invalid_request_error", "events[1]"},
 		{"no events", "POST", "/v1/sessions/" + o.session + "/events", `{"events":[]}`, nil, 400, "invalid_request_error", "events"},
 		{"odd id", "GET", "/v1/sessions/%00", "", nil, 404, "not_found_error", ""},
-		{"odd id", "GET", "/v1/agents/" + strings.Repeat("x", 300), "", nil, 404, "not_found_error", ""},
+		{"odd id", "GET", "/v1/agents/" + strings.Repeat("x", 3000), "", nil, 404, "not_found_error", ""},
 		{"primary thread", "POST", "/v1/sessions/" + o.session + "/threads/" + o.thread + "/archive", "", nil, 400, "invalid_request_error", "primary"},
 		{"last admin", "DELETE", "/v1/api_keys/" + e.adminID(), "", nil, 400, "invalid_request_error", "last admin"},
 		{"settle nothing", "POST", "/v1/effects/eff_0/settle", `{"outcome":"happened"}`, nil, 404, "not_found_error", "eff_0"},

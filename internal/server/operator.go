@@ -254,6 +254,9 @@ func (q query) text(name string) string {
 // maxNodes is how many nodes are listed, newest first; old ones are history.
 const maxNodes = 100
 
+// noLease: a lease that ends so far away is none (SQLite has no leases).
+const noLease = 24 * time.Hour
+
 func (s *server) listNodes(ctx context.Context, c *call) (any, error) {
 	rows, err := s.db.Nodes(ctx, maxNodes)
 	if err != nil {
@@ -263,7 +266,10 @@ func (s *server) listNodes(ctx context.Context, c *call) (any, error) {
 	out := api.Page[api.Node]{Data: api.List[api.Node]{}}
 	for _, n := range rows {
 		w := api.Node{ID: string(n.ID), Address: n.Address, Roles: n.Roles, Version: n.Version, StartedAt: api.At(n.JoinedAt),
-			Until: api.AtOrNull(n.Until), Sessions: n.Sessions}
+			Sessions: n.Sessions}
+		if n.Until.Sub(now) < noLease {
+			w.Until = api.AtOrNull(n.Until)
+		}
 		w.Alive = n.LeftAt.IsZero() && n.DeadAt.IsZero() && (n.Until.IsZero() || n.Until.After(now))
 		out.Data = append(out.Data, w)
 	}

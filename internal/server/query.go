@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/planaria/planaria/api"
@@ -133,10 +134,9 @@ func (q query) cursor(list, order string) (*cursor, error) {
 		return nil, bad
 	}
 	var c cursor
-	if json.Unmarshal(b, &c) != nil || c.List != list || c.At < 0 || c.N < 0 || c.M < 0 {
+	if json.Unmarshal(b, &c) != nil || c.List != list || c.At < 0 || c.N < 0 || c.M < 0 || strings.ContainsRune(c.ID, 0) {
 		return nil, bad
 	}
-	c.ID = plainID(c.ID)
 	if c.Order != order {
 		return nil, api.Invalid("page", "is a cursor of order %q; it cannot be used with order %q", c.Order, order)
 	}

@@ -36,8 +36,8 @@ type call struct {
 // the store) is replaced by one that nothing has.
 func (c *call) id(name string) string { return plainID(c.r.PathValue(name)) }
 
-// maxID is the longest id that is looked up.
-const maxID = 128
+// maxID is the longest id or name that is looked up.
+const maxID = 512
 
 func plainID(s string) string {
 	bad := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
@@ -72,8 +72,7 @@ type reply struct {
 // policy, body, idempotency, operation, answer.
 func (s *server) serve(r route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		id := store.NewID("req_", s.db.Now())
-		w.Header().Set("request-id", id)
+		id := w.Header().Get(requestID)
 		defer s.recovered(w, req, id)
 		c := &call{request: id, r: req, query: query{values: req.URL.Query()}}
 		defer func() {
@@ -234,8 +233,7 @@ func (s *server) recovered(w http.ResponseWriter, req *http.Request, id string) 
 }
 
 func (s *server) unknownPath(w http.ResponseWriter, req *http.Request) {
-	id := store.NewID("req_", s.db.Now())
-	w.Header().Set("request-id", id)
+	id := w.Header().Get(requestID)
 	var allow []string
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
 		other := req.Clone(req.Context())
@@ -254,9 +252,12 @@ func (s *server) unknownPath(w http.ResponseWriter, req *http.Request) {
 }
 
 func (s *server) healthz(w http.ResponseWriter, req *http.Request) {
-	w.Header().Set("request-id", store.NewID("req_", s.db.Now()))
+	body, err := api.Encode(map[string]string{"status": "ok", "version": s.cfg.Version, "node": string(s.cfg.Node)})
+	if err != nil {
+		s.writeError(w, w.Header().Get(requestID), internalError())
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
-	body, _ := api.Encode(map[string]string{"status": "ok", "version": s.cfg.Version, "node": string(s.cfg.Node)})
 	_, _ = w.Write(body)
 }
 
@@ -264,8 +265,6 @@ func (s *server) healthz(w http.ResponseWriter, req *http.Request) {
 const readyTimeout = 3 * time.Second
 
 func (s *server) readyz(w http.ResponseWriter, req *http.Request) {
-	id := store.NewID("req_", s.db.Now())
-	w.Header().Set("request-id", id)
 	ctx, cancel := context.WithTimeout(req.Context(), readyTimeout)
 	defer cancel()
 	ready := s.cfg.Ready
@@ -274,7 +273,7 @@ func (s *server) readyz(w http.ResponseWriter, req *http.Request) {
 	}
 	if err := ready(ctx); err != nil {
 		s.log.Warn("not ready", "err", err)
-		s.writeError(w, id, &api.Error{Status: http.StatusServiceUnavailable, Type: api.ErrAPI, Message: "not ready"})
+		s.writeError(w, w.Header().Get(requestID), &api.Error{Status: http.StatusServiceUnavailable, Type: api.ErrAPI, Message: "not ready"})
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -245,11 +245,11 @@ func (s *server) updateSession(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	x, err = s.sessions.Update(ctx, c.caller.ws(), x.ID, p)
+	upd, err := s.sessions.Update(ctx, c.caller.ws(), x.ID, p)
 	if err != nil {
 		return nil, missing(err, "session", string(x.ID))
 	}
-	return s.show(ctx, x)
+	return s.show(ctx, upd)
 }
 
 // updateParams checks an update against the session as it is now; session
