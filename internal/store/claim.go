@@ -41,10 +41,17 @@ type Lease struct {
 	polled int64 // newest inbox row that a poll told of; guarded by DB.mu
 }
 
+// Workspace is the session's workspace.
 func (l *Lease) Workspace() WorkspaceID { return l.key.ws }
-func (l *Lease) Session() SessionID     { return l.key.id }
-func (l *Lease) Fence() Fence           { return l.fence }
-func (l *Lease) Node() NodeID           { return l.node.id }
+
+// Session is the session that the lease is for.
+func (l *Lease) Session() SessionID { return l.key.id }
+
+// Fence is the fencing token of this ownership.
+func (l *Lease) Fence() Fence { return l.fence }
+
+// Node is the owner.
+func (l *Lease) Node() NodeID { return l.node.id }
 
 // Claimed is the row as it was right after the claim.
 func (l *Lease) Claimed() Session { return l.claimed.view() }

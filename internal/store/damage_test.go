@@ -378,6 +378,23 @@ func TestVerifyAll(t *testing.T) {
 			t.Errorf("session %d: problem %q", i, got)
 		}
 	}
+	// The same from the files that a power cut leaves, and after a clean end.
+	dir := t.TempDir()
+	f.copyFiles(dir)
+	f.close()
+	defer f.open() // for Cleanup
+	for _, url := range []string{"sqlite:" + filepath.Join(dir, "planaria.db"), f.cfg.URL} {
+		cfg.URL = url
+		off, err := store.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		if err := off.VerifyAll(t.Context(), func(r store.Report) error { n += len(r.Problem); return nil }); err != nil || n == 0 {
+			t.Errorf("verify %s: %d, %v", url, n, err)
+		}
+		off.Close()
+	}
 	if err := db.EnsureWorkspace(t.Context(), "w", "W"); err == nil {
 		t.Error("wrote while open for reading")
 	}

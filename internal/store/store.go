@@ -85,10 +85,13 @@ type Config struct {
 	Logger *slog.Logger
 	// Now is time.Now when nil.
 	Now func() time.Time
-	// Fault is called around each durable step with its name, "append.before",
-	// "append.after", "claim.before", …; an error before means that the step
-	// fails and is not there, an error after that it fails and is there. For
-	// fault pairs in tests; nil in production.
+	// Fault is called around each durable step with its name: S.before (an error
+	// means that the step fails and is not there), S.after (it fails and is
+	// there), and after an error of COMMIT S.compare (an error means that nobody
+	// can tell, ErrUnknown). S is append, claim, deliver, create, unowned, delete,
+	// refuse, join, bury, leave, blob, or tx for configuration objects; besides,
+	// append.commit makes COMMIT itself fail with nothing there. For fault pairs
+	// in tests; nil in production.
 	Fault func(step string) error
 	// ReadOnly opens without the folder lock and refuses writes (offline verify).
 	ReadOnly bool

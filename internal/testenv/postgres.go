@@ -5,6 +5,7 @@ package testenv
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -125,7 +126,7 @@ func (s *pgServer) run(postgres, dir, data string, attr *syscall.SysProcAttr) er
 	defer logFile.Close()
 	cmd := exec.Command("/bin/sh", "-c", keepScript, "keep", dir, data,
 		postgres, "-D", data, "-k", dir, "-c", "listen_addresses=", "-c", "max_connections=400",
-		"-c", "shared_buffers=64MB", "-c", "log_min_messages=warning")
+		"-c", "shared_buffers=64MB", "-c", "log_min_messages=warning", "-c", "fsync="+pgSync())
 	cmd.SysProcAttr, cmd.Dir = attr, dir
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = r, logFile, logFile
 	if err := cmd.Start(); err != nil {
@@ -149,6 +150,15 @@ func (s *pgServer) run(postgres, dir, data string, attr *syscall.SysProcAttr) er
 		}
 	}
 	return nil
+}
+
+// pgSync: tests kill processes of ours, never the server, so that they need no
+// syncs; benchmarks measure them.
+func pgSync() string {
+	if f := flag.Lookup("test.bench"); f != nil && f.Value.String() != "" {
+		return "on"
+	}
+	return "off"
 }
 
 func pgProgram(name string) (string, error) {
