@@ -1,8 +1,12 @@
 package server_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -283,4 +287,45 @@ func TestSDKSessions(t *testing.T) {
 	}
 	_, err = c.Beta.Sessions.Get(ctx, s.ID, anthropic.BetaSessionGetParams{})
 	apiError(t, err, 404)
+}
+
+// lookup is a tool that the client performs.
+type lookup struct{ calls atomic.Int64 }
+
+func (*lookup) Name() string        { return "lookup" }
+func (*lookup) Description() string { return "look up" }
+func (*lookup) InputSchema() anthropic.BetaToolInputSchemaParam {
+	return anthropic.BetaToolInputSchemaParam{}
+}
+
+func (l *lookup) Execute(context.Context, json.RawMessage) ([]anthropic.BetaToolResultBlockParamContentUnion, error) {
+	l.calls.Add(1)
+	return []anthropic.BetaToolResultBlockParamContentUnion{{OfText: &anthropic.BetaTextBlockParam{Text: "found"}}}, nil
+}
+
+// The official tool runner (reference section 9.11): stream, list, perform,
+// answer, and stop by itself when the turn is over.
+func TestSDKToolRunner(t *testing.T) {
+	e := newEnv(t)
+	o := e.fill(adminKey)
+	c := e.sdk()
+	tool, idle := &lookup{}, 50*time.Millisecond
+	for turn := int64(1); turn <= 2; turn++ {
+		e.say(o.session, "use the tool")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		r := c.Beta.Sessions.Events.NewToolRunner(ctx, o.session, anthropic.SessionToolRunnerOptions{
+			Tools: []anthropic.BetaTool{tool}, MaxIdle: &idle, Logger: slog.New(slog.DiscardHandler)})
+		n := 0
+		for r.Next() {
+			n++
+		}
+		if err := r.Err(); err != nil && !errors.Is(err, anthropic.ErrIdleTimeout) || n != 1 || tool.calls.Load() != turn {
+			t.Fatalf("turn %d: %d calls answered, %d performed, %v; %s", turn, n, tool.calls.Load(), err, e.story())
+		}
+		if err := r.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		cancel()
+		e.idleFor(o.session, "end_turn")
+	}
 }
