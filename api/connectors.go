@@ -83,7 +83,7 @@ type Reconcile struct {
 	Arguments     json.RawMessage `json:"arguments,omitzero"`
 	Happened      []Predicate     `json:"happened"`
 	NotHappened   []Predicate     `json:"not_happened,omitzero"`
-	SettleSeconds int64           `json:"settle_seconds,omitzero"`
+	SettleSeconds *int64          `json:"settle_seconds,omitempty"` // nil: 30; 0: at once
 }
 
 // Predicate tests an answer: the value at Pointer of the structured content,
@@ -362,8 +362,13 @@ func (r *Reconcile) validate(path string) error {
 	if r == nil {
 		return nil
 	}
-	if err := cmp.Or(required(path+".tool", r.Tool, maxToolName), within(path+".settle_seconds", r.SettleSeconds, 0, maxWindowSeconds)); err != nil {
+	if err := required(path+".tool", r.Tool, maxToolName); err != nil {
 		return err
+	}
+	if r.SettleSeconds != nil {
+		if err := within(path+".settle_seconds", *r.SettleSeconds, 0, maxWindowSeconds); err != nil {
+			return err
+		}
 	}
 	if !isNull(r.Arguments) {
 		var args map[string]any

@@ -134,3 +134,25 @@ func TestConnectorRules(t *testing.T) {
 		}
 	}
 }
+
+// A settle time of zero is a declaration ("believe the target at once"), not
+// an omission: it must survive the way through the store.
+func TestConnectorKeepsZeroSettle(t *testing.T) {
+	for _, c := range []struct{ field, want string }{
+		{`,"settle_seconds":0`, `"settle_seconds":0`},
+		{`,"settle_seconds":7`, `"settle_seconds":7`},
+		{``, ``},
+	} {
+		var r api.Reconcile
+		if err := api.DecodeStrict([]byte(`{"tool":"get","happened":[{"pointer":"","exists":true}],"not_happened":[]`+c.field+`}`), &r); err != nil {
+			t.Fatalf("decode %q: %v", c.field, err)
+		}
+		got, err := api.Encode(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(string(got), "settle_seconds"); has != (c.want != "") || !strings.Contains(string(got), c.want) {
+			t.Errorf("%q came back as %s", c.field, got)
+		}
+	}
+}
