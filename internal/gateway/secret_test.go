@@ -126,9 +126,14 @@ func TestCredentialOfOthers(t *testing.T) {
 	var se *gateway.ServerError
 	s := e.scope()
 	s.Vaults = nil
+	before := w.Connections()
 	if _, err := e.gw.List(t.Context(), s, "world"); !errors.As(err, &se) || !se.Auth {
 		t.Errorf("a session without vaults: got %v, want a refusal", err)
 	}
+	if w.Connections() == before {
+		t.Error("a session without vaults used a connection that carries a credential")
+	}
+	before = w.Connections()
 	if err := e.db.EnsureWorkspace(t.Context(), "wrkspc_other", "Other"); err != nil {
 		t.Fatal(err)
 	}
@@ -136,6 +141,37 @@ func TestCredentialOfOthers(t *testing.T) {
 	var ce *keeper.ConnectError
 	if !errors.As(err, &ce) || !ce.Auth {
 		t.Errorf("another workspace: got %v, want a refusal", err)
+	}
+	if w.Connections() == before {
+		t.Error("another workspace used a connection of this one")
+	}
+	e.list() // and the owner's is as it was
+}
+
+// Attacks N1, N4: an agent's own URL does not reach this machine; an
+// operator's may.
+func TestPrivateAddress(t *testing.T) {
+	w := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "act", Class: "irreversible"})
+	e := newBareEnv(t, w)
+	e.close()
+	e.private = false
+	e.open()
+	e.claim()
+	port := w.URL[strings.LastIndex(w.URL, ":"):]
+	for _, url := range []string{w.URL, "http://localhost" + port, "http://0x7f000001" + port, "http://127.1" + port, "http://[::ffff:127.0.0.1]" + port,
+		"http://169.254.169.254/mcp", "https://[::1]/"} {
+		e.server.URL = url
+		var se *gateway.ServerError
+		if _, err := e.gw.List(t.Context(), e.scope(), "world"); !errors.As(err, &se) || se.Auth {
+			t.Errorf("%s: got %v, want a refusal", url, err)
+		}
+	}
+	if n := w.Connections(); n != 0 {
+		t.Errorf("%d connections were made, want none", n)
+	}
+	e.connector(nil)
+	if p := e.goOn(e.intend("act", `{}`)); !p.Done || p.Answer.IsError {
+		t.Errorf("through a connector: got %+v", p)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -367,7 +368,8 @@ func (c *conn) line(ctx context.Context) (*line, error) {
 	return dialLine(ctx, c.k.cfg.Dial, c.url, c.k.tls)
 }
 
-// keep puts a line back that has ended its exchange well.
+// keep puts a line back that has ended its exchange well. One that nobody
+// takes up is closed after keepIdle.
 func (c *conn) keep(l *line) {
 	l.idle = time.Now()
 	c.mu.Lock()
@@ -377,6 +379,26 @@ func (c *conn) keep(l *line) {
 	}
 	c.mu.Unlock()
 	if full {
+		l.raw.Conn.Close()
+		return
+	}
+	time.AfterFunc(keepIdle+time.Millisecond, c.expire)
+}
+
+// expire closes the lines that were unused for too long.
+func (c *conn) expire() {
+	now := time.Now()
+	c.mu.Lock()
+	var old []*line
+	c.lines = slices.DeleteFunc(c.lines, func(l *line) bool {
+		if now.Sub(l.idle) <= keepIdle {
+			return false
+		}
+		old = append(old, l)
+		return true
+	})
+	c.mu.Unlock()
+	for _, l := range old {
 		l.raw.Conn.Close()
 	}
 }

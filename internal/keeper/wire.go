@@ -30,6 +30,10 @@ const (
 	// aliveTime is how long a kept connection is listened to before it is used
 	// again: a server that closed it has said so by now.
 	aliveTime = 200 * time.Microsecond
+	// drainTime and maxDrain bound the wait for the end of a stream that has
+	// given its answer already.
+	drainTime = 2 * time.Millisecond
+	maxDrain  = 4 << 10
 	// dialTime bounds connecting with its TLS handshake.
 	dialTime = 10 * time.Second
 )
@@ -205,8 +209,21 @@ func (l *line) receive(read readFunc) (a answer, keep bool, err error) {
 	}
 	body, ended, err := read(resp)
 	a.body = body
+	if err == nil && !ended {
+		ended = l.drained(resp.Body)
+	}
 	// The line serves again only when the answer's end was seen.
 	return a, err == nil && ended && !resp.Close && l.br.Buffered() == 0, err
+}
+
+// drained waits a moment for the end of a stream that has given its answer, so
+// that the line can be used again.
+func (l *line) drained(body io.Reader) bool {
+	if l.SetReadDeadline(time.Now().Add(drainTime)) != nil {
+		return false
+	}
+	n, err := io.Copy(io.Discard, io.LimitReader(body, maxDrain))
+	return err == nil && n < maxDrain
 }
 
 // wireForm writes req as it goes over the line.
