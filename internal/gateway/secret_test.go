@@ -146,6 +146,17 @@ func TestCredentialOfOthers(t *testing.T) {
 		t.Error("another workspace used a connection of this one")
 	}
 	e.list() // and the owner's is as it was
+	// Without credentials too: an MCP session belongs to one workspace.
+	w.RequireBearer("")
+	for _, id := range []store.WorkspaceID{ws, "wrkspc_other"} {
+		before = w.Connections()
+		if _, err := e.keeper.Tools(t.Context(), keeper.Target{Workspace: id, Server: "world", URL: w.URL, Operator: true}); err != nil {
+			t.Fatal(err)
+		}
+		if w.Connections() == before {
+			t.Errorf("workspace %s used a connection of another", id)
+		}
+	}
 }
 
 // Attacks N1, N4: an agent's own URL does not reach this machine; an
