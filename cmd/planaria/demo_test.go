@@ -1,7 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -80,5 +85,53 @@ func TestDemoJudges(t *testing.T) {
 		if broken := strings.Join(r.judge(), "\n"); !strings.Contains(broken, tt.want) {
 			t.Errorf("judged %q, want it to say %q", broken, tt.want)
 		}
+	}
+}
+
+// TestDemoKeep: --keep leaves the server running until Ctrl-C, and the folder.
+func TestDemoKeep(t *testing.T) {
+	dir := t.TempDir()
+	c := exec.Command(binary, "demo", "--keep")
+	c.Env = append(withoutOurs(os.Environ()), "TMPDIR="+dir)
+	words, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill() })
+	env := regexp.MustCompile(`PLANARIA_SERVER=(\S+) PLANARIA_API_KEY=(\S+)`)
+	var client *api.Client
+	lines := bufio.NewScanner(words)
+	for lines.Scan() {
+		if m := env.FindStringSubmatch(lines.Text()); m != nil {
+			client = &api.Client{BaseURL: m[1], Key: m[2]}
+		}
+		if strings.Contains(lines.Text(), "stays") {
+			break
+		}
+	}
+	if client == nil {
+		t.Fatalf("the demo ended without telling where the server is: %v", c.Wait())
+	}
+	sessions, err := collect(client.AllSessions(t.Context(), api.SessionListParams{}), 0)
+	if err != nil || len(sessions) != 2 {
+		t.Errorf("the server lists %d sessions, %v; want 2", len(sessions), err)
+	}
+	if err := c.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+		t.Log(lines.Text())
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("the demo ended with %v", err)
+	}
+	if err := client.Healthz(t.Context()); err == nil {
+		t.Error("the server outlived the demo")
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "planaria-demo-*", "data", storeFile)); err != nil || len(left) != 1 {
+		t.Errorf("the folder does not stay: %q, %v", left, err)
 	}
 }

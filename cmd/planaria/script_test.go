@@ -21,7 +21,6 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/planaria/planaria/api"
-	"github.com/planaria/planaria/internal/testenv"
 )
 
 // TestScript runs the binary as a person uses it, against a real server on a
@@ -57,10 +56,13 @@ func TestScript(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": cmdExits, "capture": cmdCapture, "server": cmdServer, "worker": cmdWorker, "cloud": cmdCloud, "event": cmdEvent, "damage": cmdDamage,
-			"postgres": func(ts *testscript.TestScript, _ bool, _ []string) { ts.Setenv("PG_URL", testenv.Postgres(t)) },
+			"postgres": func(ts *testscript.TestScript, _ bool, _ []string) { ts.Setenv("PG_URL", Postgres(t)) },
 		},
 	})
 }
+
+// Postgres makes an empty database; set by the tests that may import testenv.
+var Postgres func(testing.TB) string
 
 // waitLimit bounds each wait of a script.
 const waitLimit = 60 * time.Second

@@ -3,7 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,7 +64,7 @@ func TestTracesCarryNoContent(t *testing.T) {
 	for _, s := range out.GetSpans() {
 		text := s.Name + s.Status.Description
 		for _, a := range s.Attributes {
-			text += a.Value.Emit()
+			text += a.Value.String()
 		}
 		if strings.Contains(text, "sesame") {
 			t.Errorf("span %q carries the text of an error: %s", s.Name, text)
@@ -81,5 +85,28 @@ func TestNoEndpointNoTraces(t *testing.T) {
 	}
 	if err := tr.close(context.Background()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestExport: with the standard variable set, spans arrive by OTLP over HTTP.
+func TestExport(t *testing.T) {
+	var got atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && r.URL.Path == "/v1/traces" {
+			got.Add(1)
+		}
+	}))
+	defer srv.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", srv.URL)
+	tr, err := newTraces(t.Context(), os.Getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.step(store.Session{ID: "sesn_1", Fence: 1}, "m", time.Second, nil)
+	if err := tr.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got.Load() != 1 {
+		t.Errorf("%d exports arrived, want 1", got.Load())
 	}
 }
