@@ -34,7 +34,6 @@ func buildPlanaria(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "planaria")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/planaria/planaria/cmd/planaria")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build planaria: %v\n%s", err, out)
 	}
