@@ -4,11 +4,7 @@ package server_test
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,9 +14,6 @@ import (
 	"github.com/planaria/planaria/internal/llm"
 	"github.com/planaria/planaria/internal/testenv"
 )
-
-// tsFolder holds the scripts, the lock file and the model script.
-const tsFolder = "../testenv/ts"
 
 // TestTypeScript drives the whole system with the official TypeScript SDK: the
 // newest and one of the 0.x line, which sends x-api-key, an older version
@@ -50,61 +43,6 @@ func TestTypeScript(t *testing.T) {
 	}
 }
 
-// nodeModules installs what the lock file names, once for each lock file, into
-// the user's cache folder, and returns the node_modules folder. The test skips
-// where the machine has no Node.
-func nodeModules(t *testing.T) string {
-	t.Helper()
-	for _, program := range []string{"node", "npm"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("no %s in PATH: the TypeScript SDK is not tested", program)
-		}
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	lock, err := os.ReadFile(filepath.Join(tsFolder, "package-lock.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(lock)
-	folder := filepath.Join(cache, "planaria-ts-"+hex.EncodeToString(sum[:8]))
-	modules := filepath.Join(folder, "node_modules")
-	if _, err := os.Stat(modules); err == nil {
-		return modules
-	}
-	install(t, folder)
-	return modules
-}
-
-// install runs npm ci beside folder and renames the result, so that a test
-// that is stopped leaves nothing half installed and two tests do not meet.
-func install(t *testing.T, folder string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(folder), "planaria-ts-new-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(tmp) })
-	for _, name := range []string{"package.json", "package-lock.json", ".npmrc"} {
-		copyFile(t, filepath.Join(tsFolder, name), filepath.Join(tmp, name))
-	}
-	cmd := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts")
-	cmd.Dir = tmp
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("npm ci: %v\n%s", err, out)
-	}
-	if err := os.Rename(tmp, folder); err != nil && !errors.Is(err, fs.ErrExist) {
-		if _, statErr := os.Stat(filepath.Join(folder, "node_modules")); statErr != nil {
-			t.Fatal(err) // else another test was faster
-		}
-	}
-}
-
 // scriptFolder copies the scripts beside a link to node_modules: Node looks
 // for packages beside the script, and the repository holds none.
 func scriptFolder(t *testing.T, modules string) string {
@@ -121,17 +59,6 @@ func scriptFolder(t *testing.T, modules string) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	b, err := os.ReadFile(from)
-	if err == nil {
-		err = os.WriteFile(to, b, 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // runNode runs a script; it must exit with 0 and have printed ok lines.
