@@ -223,6 +223,7 @@ func (r *sessionRow) release(a *Append, rest bool) error {
 		if r.Status == StatusIdle && r.unseen(a.Seen) {
 			return fmt.Errorf("%w: rest of session %s, whose inbox is not empty", ErrConflict, r.ID)
 		}
+		r.starting = false // whoever rests has seen what wanted to start a turn
 	}
 	r.Owner, r.former, r.inboxSeen = "", "", a.Seen
 	return nil
@@ -244,11 +245,11 @@ func (r *sessionRow) schedule(now time.Time) {
 	switch {
 	case r.Damaged != "" || r.deletedAt != 0 || r.Status == StatusTerminated:
 	case r.Paused && r.Status == StatusIdle && r.inboxUrgent == 0:
-	case r.unseen(r.inboxSeen), r.starting && !r.Paused:
+	case r.unseen(r.inboxSeen):
 		next = micros(now)
-	case !r.WakeAt.IsZero():
+	case !r.WakeAt.IsZero(): // also of a driver that failed before it ran
 		next = micros(r.WakeAt)
-	case r.Status != StatusIdle:
+	case r.Status != StatusIdle, r.starting && !r.Paused:
 		next = micros(now)
 	}
 	if next != 0 && next <= micros(now) && r.nextAt != 0 && r.nextAt <= next {

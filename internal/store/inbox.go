@@ -246,9 +246,13 @@ func (db *DB) Deliver(ctx context.Context, ws WorkspaceID, id SessionID, ds []De
 			if err := check(view{t, r}); err != nil {
 				return err
 			}
-			// check decides, under the lock, which rows start a turn.
+			// check decides, under the lock, which rows start a turn, and what the
+			// answers answer.
 			for i := range ds {
-				sealed[i].Starts = ds[i].Starts
+				sealed[i].Starts, sealed[i].Target = ds[i].Starts, ds[i].Target
+				if ds[i].Target != "" && sealed[i].digest == nil {
+					sealed[i].digest = key.digest(ds[i].Body)
+				}
 			}
 		}
 		if out, queued, err = t.accept(r, sealed, db.Now()); err != nil {
