@@ -18,10 +18,10 @@
 //
 // For one call, each line durable before the next begins:
 //
-//	1. intent      one append with the model output that asks for it
-//	2. attempt     irreversible and mixed; by the sender itself, under its fence
-//	3. (the ticket is spent, the request leaves, the answer comes)
-//	4. completion  one append with the tool result event; or doubt
+//  1. intent      one append with the model output that asks for it
+//  2. attempt     irreversible and mixed; by the sender itself, under its fence
+//  3. (the ticket is spent, the request leaves, the answer comes)
+//  4. completion  one append with the tool result event; or doubt
 //
 // # What a crash leaves, and who repairs it
 //

@@ -11,9 +11,6 @@ import (
 	"github.com/planaria/planaria/internal/store"
 )
 
-// ErrInDoubt: nobody can know yet whether the effect happened.
-var ErrInDoubt = errors.New("effect is in doubt")
-
 // Times of the protocol.
 const (
 	// SendWithin is how long after the start of its attempt's commit a call may
@@ -104,14 +101,6 @@ func Proposal(thread store.ThreadID, p store.Proposal) (store.Draft, error) {
 func Intent(thread store.ThreadID, i store.Intent) (store.Draft, error) {
 	i.V = store.BodyVersion
 	return draft(store.KindIntent, i.Effect, thread, i)
-}
-
-// ModelIntent drafts the intent of a model request: class read, nothing but
-// the model's name, since the request is a function of the log.
-func ModelIntent(thread store.ThreadID, id store.EffectID, model string) (store.Draft, error) {
-	return Intent(thread, store.Intent{EffectHeader: store.EffectHeader{
-		Effect: id, Tool: "model:" + model, Class: store.ClassRead, Arguments: json.RawMessage("{}"),
-	}})
 }
 
 // Known is an effect with the records that say how to go on with it.

@@ -49,9 +49,6 @@ func (t *Ticket) Use() error {
 	return nil
 }
 
-// Unsent spends the ticket without a send and reports whether it was still whole.
-func (t *Ticket) Unsent() bool { return t.used.CompareAndSwap(false, true) }
-
 // ticket starts the clock of a send. It is called before the attempt's commit
 // begins, so that a slow commit eats its own time.
 func (l *Log) ticket(lease *store.Lease) *Ticket {

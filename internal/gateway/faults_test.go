@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/planaria/planaria/internal/effect"
-	"github.com/planaria/planaria/internal/gateway"
 	"github.com/planaria/planaria/internal/keeper"
 	"github.com/planaria/planaria/internal/store"
 	"github.com/planaria/planaria/internal/testenv"
@@ -415,5 +414,3 @@ func TestAppendFaults(t *testing.T) {
 		}
 	}
 }
-
-var _ = gateway.Answer{}

@@ -23,7 +23,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -108,9 +107,6 @@ func (k *Keeper) Close() {
 
 // background runs the ending of a connection; Close waits for it.
 func (k *Keeper) background(f func()) { k.work.Go(f) }
-
-// ErrStopped is a fault that was injected: the process is as good as dead.
-var ErrStopped = errors.New("stopped at a fault point")
 
 func (k *Keeper) fault(point string) error {
 	if k.cfg.Fault == nil {

@@ -101,7 +101,7 @@ func (k *Keeper) prepare(ctx context.Context, t Target, req Request) (*conn, *li
 // An effect that may have been sent before is not ended by that.
 func (k *Keeper) unsent(ctx context.Context, lease *store.Lease, e *effect.Known, cause error, end End, began time.Time) (Result, error) {
 	res := refused(cause.Error())
-	if k.mayHaveLeft(e, lease) {
+	if k.MayHaveLeft(e, lease) {
 		res.Open = true
 		return res, nil
 	}
@@ -120,22 +120,17 @@ func (k *Keeper) unsent(ctx context.Context, lease *store.Lease, e *effect.Known
 	return res, nil
 }
 
-// mayHaveLeft reports whether an earlier send of e may have reached its target,
-// so that a refusal of this one proves nothing: an idempotent effect of an
-// older fence, or one in doubt.
-func (k *Keeper) mayHaveLeft(e *effect.Known, lease *store.Lease) bool {
+// MayHaveLeft reports whether e may have reached its target although no attempt
+// is on record, so that a refusal of one more send proves nothing: an
+// idempotent effect of an older fence, one in doubt, or one that this process
+// has sent.
+func (k *Keeper) MayHaveLeft(e *effect.Known, lease *store.Lease) bool {
 	if e.Class != store.ClassIdempotent {
 		return false
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return e.State == store.StateInDoubt || e.IntentFence != lease.Fence() || k.left[e.ID]
-}
-
-// MayHaveLeft reports whether e may have reached its target although it is
-// only intended.
-func (k *Keeper) MayHaveLeft(e *effect.Known, lease *store.Lease) bool {
-	return k.mayHaveLeft(e, lease)
 }
 
 // leaving remembers that an idempotent effect is about to be sent, so that
@@ -191,7 +186,7 @@ func (k *Keeper) sendOnce(ctx context.Context, lease *store.Lease, e *effect.Kno
 	if err := k.fault("after_attempt"); err != nil {
 		return giveBack(err)
 	}
-	again := k.mayHaveLeft(e, lease)
+	again := k.MayHaveLeft(e, lease)
 	sendCtx := ctx
 	if e.Class != store.ClassRead {
 		sendCtx = context.WithoutCancel(ctx)
