@@ -55,6 +55,7 @@ type standing struct {
 	effect  store.EffectID  // one that waits for time
 	tool    string
 	changed bool // something was closed
+	cut     bool // something was cut short: the loop sees why
 }
 
 // calls brings the open calls of the newest output forward: what may run runs,
@@ -114,8 +115,15 @@ func (d *driver) calls(ctx context.Context) error {
 	if err := d.m.fault("after_calls"); err != nil {
 		return err
 	}
+	d.read(func(st *state) {
+		for _, c := range open { // the client may have answered meanwhile
+			if now := st.call(c.event); now == nil || now.closed {
+				s.changed = true
+			}
+		}
+	})
 	switch {
-	case s.changed:
+	case s.changed, s.cut:
 		return nil // the loop looks again
 	case len(s.blocked) > 0:
 		return d.await(ctx, s, stop)
@@ -161,6 +169,9 @@ func (d *driver) await(ctx context.Context, s standing, last stopReason) error {
 	var status store.Status
 	d.read(func(st *state) { status = st.status })
 	if status == store.StatusIdle && last.Type == stopAction && equal(last.EventIDs, s.blocked) && !d.consumed {
+		if len(wait) == 0 {
+			wait = d.unwait()
+		}
 		_, err := d.append(ctx, store.Append{Entries: wait, Rest: true, Seen: d.seen})
 		if err == nil {
 			d.released = true
@@ -192,7 +203,11 @@ func (d *driver) runCalls(ctx context.Context, run []*call, byID map[store.Effec
 	var mu sync.Mutex
 	var errs []error
 	one := func(ctx context.Context, c *call) bool {
-		p, err := d.advance(ctx, c)
+		var p gateway.Progress
+		err := d.unpanicked(func() (err error) {
+			p, err = d.advance(ctx, c)
+			return err
+		})
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
@@ -233,7 +248,9 @@ func (d *driver) runCalls(ctx context.Context, run []*call, byID map[store.Effec
 		}
 		wg.Wait()
 	})
-	return d.worst(errs)
+	err := d.worst(errs)
+	s.cut = err == nil && len(errs) > 0
+	return err
 }
 
 // worst picks the error that decides: what ended the lease or the process

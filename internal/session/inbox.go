@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/planaria/planaria/internal/gateway"
 	"github.com/planaria/planaria/internal/store"
@@ -72,16 +73,22 @@ func (d *driver) glance(ctx context.Context) error {
 	return cause
 }
 
-// takeInbox acts on what can be acted on now; the rest stays queued.
+// maxConflicts is how often in a row the inbox is looked at again because one
+// of its rows met a conflict, before that counts as a fault of the driver.
+const maxConflicts = 5
+
+// takeInbox acts on what can be acted on now; the rest stays queued on purpose.
+// ErrConflict: a row has to be looked at again before anything else is decided.
 func (d *driver) takeInbox(ctx context.Context) error {
 	rows, err := d.inbox(ctx)
 	if err != nil {
 		return err
 	}
+	var conflict error
 	for _, r := range rows {
 		var paused bool
 		d.read(func(st *state) { paused = st.paused })
-		if paused && !(r.Kind == store.InboxControl && r.Type == controlResume) && r.Type != inInterrupt {
+		if paused && !r.Urgent {
 			continue // input queues until resume
 		}
 		var err error
@@ -91,24 +98,53 @@ func (d *driver) takeInbox(ctx context.Context) error {
 		case store.InboxSettle:
 			err = d.settle(ctx, r)
 		case store.InboxEvidence:
-			var e store.Evidence
-			if err = json.Unmarshal(r.Body, &e); err == nil {
-				err = d.m.cfg.Gateway.Evidence(ctx, d.scope, e, []string{r.ID})
-			}
+			err = d.evidence(ctx, r)
 		case store.InboxEvent:
 			err = d.takeEvent(ctx, r)
 		}
 		if errors.Is(err, store.ErrConflict) {
-			continue // settled by another way meanwhile; the loop looks again
+			conflict = err // settled by another way meanwhile, or another row stood before it
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("take %s %s: %w", r.Kind, r.ID, err)
+		}
+		if err := d.m.fault("after_row"); err != nil {
+			return err
 		}
 		if d.released {
 			return nil
 		}
 	}
-	return d.takeMessages(ctx)
+	if conflict == nil {
+		d.conflicts = 0
+		return d.takeMessages(ctx, rows)
+	}
+	if d.conflicts++; d.conflicts > maxConflicts {
+		return fmt.Errorf("the inbox cannot be taken: %v", conflict) // not a conflict any more: the driver waits
+	}
+	return conflict
+}
+
+// evidence records what came in late. A session that rests is running first:
+// a crash behind this append leaves it with work, and the evidence is judged.
+func (d *driver) evidence(ctx context.Context, r store.Inbox) error {
+	var e store.Evidence
+	if err := json.Unmarshal(r.Body, &e); err != nil {
+		return err
+	}
+	var waited bool
+	d.read(func(st *state) {
+		for _, c := range st.open() {
+			waited = waited || c.effect == e.Effect && !st.paused
+		}
+	})
+	if waited {
+		if err := d.ensureRunning(ctx); err != nil {
+			return err
+		}
+	}
+	return d.m.cfg.Gateway.Evidence(ctx, d.scope, e, []string{r.ID})
 }
 
 func (d *driver) takeEvent(ctx context.Context, r store.Inbox) error {
@@ -126,7 +162,7 @@ func (d *driver) takeEvent(ctx context.Context, r store.Inbox) error {
 // takeMessages starts a turn with the queued messages, or goes on with them
 // when the turn just came to its end. While calls are open or the model has
 // input to answer they wait (reference section 9.3).
-func (d *driver) takeMessages(ctx context.Context) error {
+func (d *driver) takeMessages(ctx context.Context, rows []store.Inbox) error {
 	var ready bool
 	d.read(func(st *state) {
 		ready = len(st.open()) == 0 && !st.paused && (!st.want || st.status == store.StatusIdle) &&
@@ -134,10 +170,6 @@ func (d *driver) takeMessages(ctx context.Context) error {
 	})
 	if !ready {
 		return nil
-	}
-	rows, err := d.inbox(ctx)
-	if err != nil {
-		return err
 	}
 	a := store.Append{}
 	for _, r := range rows {
@@ -171,8 +203,11 @@ func (d *driver) control(ctx context.Context, r store.Inbox) error {
 			_, err := d.append(ctx, store.Append{Consume: consume})
 			return err
 		}
-		before := append(d.running(), event(d.newID("sevt_"), evPaused, "", nil))
-		return d.restConsuming(ctx, consume, stopReason{Type: stopEndTurn}, nil, before, nil)
+		// No rest in this append: what else is urgent is taken before the lease ends.
+		drafts := append(d.running(), event(d.newID("sevt_"), evPaused, "", nil))
+		drafts = append(drafts, d.idle(stopReason{Type: stopEndTurn}, nil, store.SessionUsage{})...)
+		_, err := d.append(ctx, store.Append{Entries: drafts, Consume: consume})
+		return err
 	case controlResume:
 		d.consumed = true
 		drafts := d.running()
@@ -223,12 +258,17 @@ func (d *driver) confirm(ctx context.Context, r store.Inbox) error {
 	if err != nil {
 		return err
 	}
+	on, err := d.goesOn(ctx, c)
+	if err != nil {
+		return err
+	}
 	d.consumed = true
 	note := processed(r)
+	first := append([]store.Draft{note}, on...)
 	switch {
 	case e.State == store.StateInDoubt && ev.Result == "deny":
 		p, err := d.m.cfg.Gateway.Settle(ctx, d.scope, c.effect, SettleRequest{Outcome: "tell", Person: "user"},
-			[]string{r.ID}, d.result(c, note))
+			[]string{r.ID}, d.result(c, first...))
 		return d.progressed(c, p, err)
 	case e.State != store.StateAwaitingApproval:
 		return d.logOnly(ctx, r)
@@ -237,14 +277,14 @@ func (d *driver) confirm(ctx context.Context, r store.Inbox) error {
 		if reason == "" {
 			reason = "The user denied this call."
 		}
-		p, err := d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, reason, []string{r.ID}, d.result(c, note))
+		p, err := d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, reason, []string{r.ID}, d.result(c, first...))
 		return d.progressed(c, p, err)
 	}
 	drafts, pre, err := d.m.cfg.Gateway.Intend(ctx, d.scope, c.effect, store.EventID(r.ID))
 	if errors.Is(err, gateway.ErrStaleApproval) {
 		p, err := d.m.cfg.Gateway.Void(ctx, d.scope, c.effect,
 			"The approval no longer fits what would be done now: "+err.Error()+". Make the call again to be asked again.",
-			[]string{r.ID}, d.result(c, note))
+			[]string{r.ID}, d.result(c, first...))
 		return d.progressed(c, p, err)
 	}
 	if err != nil {
@@ -253,11 +293,38 @@ func (d *driver) confirm(ctx context.Context, r store.Inbox) error {
 	if err := d.m.fault("before_approval"); err != nil {
 		return err
 	}
-	_, err = d.append(ctx, store.Append{Entries: append([]store.Draft{note}, drafts...), Effects: pre, Consume: []string{r.ID}})
+	_, err = d.append(ctx, store.Append{Entries: append(first, drafts...), Effects: pre, Consume: []string{r.ID}})
 	if err != nil {
 		return err
 	}
 	return d.m.fault("after_approval")
+}
+
+// goesOn makes the running events of a resting session whose last answer is
+// the one to c. They are committed with that answer: a crash right behind it
+// leaves a session with work, which is claimed again (law L7), not one that
+// rests and waits for nobody. None while other answers are missing.
+func (d *driver) goesOn(ctx context.Context, c *call) ([]store.Draft, error) {
+	effects, err := d.m.db.OpenEffects(ctx, d.ws, d.id)
+	if err != nil {
+		return nil, fmt.Errorf("read open effects: %w", err)
+	}
+	waits := map[store.EventID]bool{} // for somebody else than time
+	var last bool
+	d.read(func(st *state) {
+		for _, e := range effects {
+			waits[e.Event] = e.State == store.StateAwaitingApproval || e.Client && e.State == store.StateIntended ||
+				e.State == store.StateInDoubt && slices.Contains(st.stop.EventIDs, e.Event)
+		}
+		last = st.status == store.StatusIdle && !st.paused
+		for _, o := range st.open() {
+			last = last && (o.event == c.event || !waits[o.event])
+		}
+	})
+	if !last {
+		return nil, nil
+	}
+	return d.running(), nil
 }
 
 // logOnly takes an answer into the log that nothing waits for any more: it was
@@ -280,11 +347,13 @@ func (d *driver) clientAnswer(ctx context.Context, r store.Inbox) error {
 	if len(blocksOf(content)) == 0 {
 		content = text(noOutput)
 	}
-	d.mu.Lock()
+	on, err := d.goesOn(ctx, c)
+	if err != nil {
+		return err
+	}
 	d.consumed = true
-	d.mu.Unlock()
 	p, err := d.m.cfg.Gateway.ClientAnswer(ctx, d.scope, c.effect, content, ev.IsError, []string{r.ID},
-		func(gateway.Answer) []store.Draft { return []store.Draft{processed(r)} })
+		func(gateway.Answer) []store.Draft { return append([]store.Draft{processed(r)}, on...) })
 	return d.progressed(c, p, err)
 }
 
@@ -308,7 +377,11 @@ func (d *driver) settle(ctx context.Context, r store.Inbox) error {
 	})
 	var result func(gateway.Answer) []store.Draft
 	if c != nil {
-		result = d.result(c)
+		on, err := d.goesOn(ctx, c)
+		if err != nil {
+			return err
+		}
+		result = d.result(c, on...)
 	}
 	p, err := d.m.cfg.Gateway.Settle(ctx, d.scope, req.Effect, req.SettleRequest, []string{r.ID}, result)
 	if errors.Is(err, gateway.ErrSettled) {

@@ -183,7 +183,7 @@ func (m *Manager) check(v store.View, ds []store.Delivery, evs []clientEvent) er
 			ds[i].Starts = ev.Type == inMessage && !waiting && !s.Paused
 		case inInterrupt:
 		case inConfirmation:
-			err = checkConfirmation(v, ds[i], ev)
+			err = checkConfirmation(v, &ds[i], ev)
 		case inCustomResult:
 			err = checkResult(v, ds[i], ev)
 		case inToolResult:
@@ -201,14 +201,63 @@ func (m *Manager) check(v store.View, ds []store.Delivery, evs []clientEvent) er
 			return err
 		}
 	}
+	if waiting && !s.Paused {
+		return startsLast(v, stop, ds)
+	}
 	return nil
 }
 
-func checkConfirmation(v store.View, d store.Delivery, ev clientEvent) error {
+// startsLast makes the answer after which nothing is waited for any more start
+// the turn (reference section 9.9): the session is running from its acceptance.
+func startsLast(v store.View, stop stopReason, ds []store.Delivery) error {
+	given := map[string]bool{}
+	last := -1
+	for i, d := range ds {
+		if d.Target != "" {
+			given[d.Target], last = true, i
+		}
+	}
+	if last < 0 {
+		return nil
+	}
+	for _, id := range stop.EventIDs {
+		e, err := v.EffectByEvent(id)
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		target := "answer:" + string(id)
+		switch {
+		case e.State == store.StateInDoubt:
+			target = doubtTarget(id)
+		case e.State != store.StateAwaitingApproval && !(e.Client && e.State == store.StateIntended):
+			continue // answered and taken
+		}
+		if given[target] {
+			continue
+		}
+		if answered, err := v.Answered(target); err != nil || !answered {
+			return err
+		}
+	}
+	ds[last].Starts = true
+	return nil
+}
+
+// doubtTarget is what a denial answers that leaves a call in doubt to the
+// agent: another question than the approval, which may have been given before.
+func doubtTarget(event store.EventID) string { return "doubt:" + string(event) }
+
+func checkConfirmation(v store.View, d *store.Delivery, ev clientEvent) error {
+	e, err := v.EffectByEvent(ev.ToolUseID)
+	if err == nil && e.State == store.StateInDoubt && ev.Result == "deny" {
+		d.Target = doubtTarget(ev.ToolUseID)
+	}
 	if answered, err := v.Answered(d.Target); err != nil || answered {
 		return err // the store compares it with the first answer
 	}
-	e, err := v.EffectByEvent(ev.ToolUseID)
 	if errors.Is(err, store.ErrNotFound) {
 		return &Problem{Text: fmt.Sprintf("tool_use_id %q names no tool use of this session that waits for a confirmation", ev.ToolUseID), Err: ErrState}
 	}
@@ -396,8 +445,20 @@ func (m *Manager) Delete(ctx context.Context, ws store.WorkspaceID, id store.Ses
 	return err
 }
 
+// errStale: the session has changed since its update was drafted.
+var errStale = errors.New("the session has changed meanwhile")
+
 // Update changes title, metadata, tools, servers or budget.
 func (m *Manager) Update(ctx context.Context, ws store.WorkspaceID, id store.SessionID, p UpdateParams) (store.Session, error) {
+	for {
+		s, err := m.update(ctx, ws, id, p)
+		if !errors.Is(err, errStale) {
+			return s, err
+		}
+	}
+}
+
+func (m *Manager) update(ctx context.Context, ws store.WorkspaceID, id store.SessionID, p UpdateParams) (store.Session, error) {
 	s, err := m.db.Session(ctx, ws, id)
 	if err != nil {
 		return s, err
@@ -420,7 +481,12 @@ func (m *Manager) Update(ctx context.Context, ws store.WorkspaceID, id store.Ses
 		return s, err
 	}
 	raised := s.Status == store.StatusIdle && p.Budget != nil && stopType(s) == stopBudget
-	_, err = m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: drafts}, check)
+	_, err = m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: drafts}, func(now store.Session) error {
+		if now.Head != s.Head {
+			return errStale // the drafts hold the whole configuration: another update would be undone
+		}
+		return check(now)
+	})
 	if errors.Is(err, store.ErrOwned) {
 		if agentChanged {
 			return s, runningProblem(id, "given another agent")

@@ -3,6 +3,8 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -106,13 +108,14 @@ func (d *driver) restConsuming(ctx context.Context, consume []string, reason sto
 }
 
 // exhausted ends a turn that used up its patience. Queued messages are taken
-// into the log, so that the next one starts over (reference section 9.7).
+// into the log, so that the next one starts over (reference section 9.7). When
+// something else arrived nothing ends but the request that before tells of.
 func (d *driver) exhausted(ctx context.Context, e sessionError, before ...store.Draft) error {
-	drafts := append(before, d.running()...)
+	drafts := append(before[:len(before):len(before)], d.running()...)
 	var consume []string
-	rows, err := d.inbox(ctx)
+	rows, err := d.m.db.Inbox(ctx, d.ws, d.id) // not as seen: what is no message is looked at first
 	if err != nil {
-		return err
+		return fmt.Errorf("read inbox of session %s: %w", d.id, err)
 	}
 	for _, r := range rows {
 		if r.Kind == store.InboxEvent && (r.Type == inMessage || r.Type == inSystem) {
@@ -121,7 +124,11 @@ func (d *driver) exhausted(ctx context.Context, e sessionError, before ...store.
 		}
 	}
 	drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": e}))
-	return d.restConsuming(ctx, consume, stopReason{Type: stopExhausted}, nil, drafts, nil)
+	err = d.restConsuming(ctx, consume, stopReason{Type: stopExhausted}, nil, drafts, nil)
+	if errors.Is(err, store.ErrConflict) && len(before) > 0 {
+		d.m.db.AppendRelaxed(d.lease, before)
+	}
+	return err
 }
 
 // reschedule sleeps until a time: the session wakes by itself. The status

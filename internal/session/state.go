@@ -58,11 +58,11 @@ type state struct {
 	told    map[store.EffectID]string
 	notes   []string // wait for the open pair to close
 	tries   map[string]int
-	cuts    int   // outputs in a row that ended at max_tokens
-	rounds  int   // model outputs since the turn's input
-	context int64 // tokens of the newest request and its answer
-	shrunk  int   // compactions in a row without an output between them
-	waited  bool  // the newest status is rescheduling for an effect
+	cuts    int       // outputs in a row that ended at max_tokens
+	rounds  int       // model outputs since the turn's input
+	context int64     // tokens of the newest request and its answer
+	shrunk  int       // compactions in a row without an output between them
+	wake    time.Time // when the session wants to be woken, as its row says
 }
 
 func newState(s store.Session) (*state, error) {
@@ -118,7 +118,7 @@ func (st *state) fold(e store.Entry) error {
 	case store.KindWait:
 		var b store.Wait
 		if err = json.Unmarshal(e.Body, &b); err == nil {
-			st.tries[b.Reason] = b.Tries
+			st.tries[b.Reason], st.wake = b.Tries, b.Until
 		}
 	case store.KindIntent:
 		err = st.foldIntent(e)
@@ -155,7 +155,7 @@ func (st *state) foldEvent(e store.Entry) error {
 	}
 	switch e.Type {
 	case evRunning:
-		st.status, st.running, st.rounds, st.waited = store.StatusRunning, e.At, 0, false
+		st.status, st.running, st.rounds, st.wake = store.StatusRunning, e.At, 0, time.Time{}
 	case evRescheduled:
 		st.stopClock(e.At)
 		st.status = store.StatusRescheduling
@@ -164,14 +164,14 @@ func (st *state) foldEvent(e store.Entry) error {
 		st.status = store.StatusTerminated
 	case evIdle:
 		st.stopClock(e.At)
-		st.status, st.stop = store.StatusIdle, b.StopReason
+		st.status, st.stop, st.wake = store.StatusIdle, b.StopReason, time.Time{}
 		if !st.paused && st.stop.Type != stopAction && st.stop.Type != stopBudget {
 			st.want = false
 		}
 	case evPaused:
 		st.paused = true
 	case evResumed:
-		st.paused = false
+		st.paused, st.cuts = false, 0
 		clear(st.tries)
 		// Going on needs no new message: unanswered input is asked about again.
 		st.want = st.endsWithInput() && len(st.open()) == 0
@@ -226,7 +226,7 @@ func (st *state) foldOutput(e store.Entry) error {
 	if err := json.Unmarshal(e.Body, &b); err != nil {
 		return err
 	}
-	st.openModel = ""
+	st.openModel, st.wake = "", time.Time{}
 	if b.Failed != "" {
 		// Paid for nothing: metered apart (law L12).
 		st.usage.WastedTokens += b.Usage.Input + b.Usage.Output + b.Usage.CacheRead + b.Usage.CacheCreation5m + b.Usage.CacheCreation1h
@@ -343,7 +343,7 @@ func (st *state) foldCompaction(e store.Entry) error {
 	}
 	st.status, st.running, st.want, st.rounds, st.shrunk = c.Status, c.Running, c.Want, c.Rounds, c.Shrunk
 	st.openSpan, st.openModel = c.Span, ""
-	st.context = 0
+	st.context, st.wake = 0, time.Time{}
 	return nil
 }
 

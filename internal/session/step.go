@@ -306,7 +306,9 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 			details = nil
 		}
 		idle := d.idle(reason, details, store.SessionUsage{TokenUsage: out.Usage, CostNanoUSD: out.CostNanoUSD})
-		_, err := d.append(ctx, store.Append{Entries: append(drafts[:len(drafts):len(drafts)], idle...), Rest: true, Seen: d.seen})
+		// Seen is not set: a message that waited behind this turn is in the inbox
+		// too, and the session must not fall asleep before it is answered.
+		_, err := d.append(ctx, store.Append{Entries: append(drafts[:len(drafts):len(drafts)], idle...), Rest: true})
 		if err == nil {
 			d.released = true
 			return d.m.fault("after_output")
@@ -417,7 +419,10 @@ func (d *driver) list(ctx context.Context) error {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(soft, d.m.patience.List)
 				defer cancel()
-				listings[i], errs[i] = d.m.cfg.Gateway.List(ctx, d.scope, s.Name)
+				errs[i] = d.unpanicked(func() (err error) {
+					listings[i], err = d.m.cfg.Gateway.List(ctx, d.scope, s.Name)
+					return err
+				})
 			})
 		}
 		wg.Wait()

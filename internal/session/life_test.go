@@ -1,0 +1,413 @@
+package session_test
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/planaria/planaria/internal/llm"
+	"github.com/planaria/planaria/internal/session"
+	"github.com/planaria/planaria/internal/store"
+	"github.com/planaria/planaria/internal/testenv"
+)
+
+const (
+	read  = `{"class":"read"}`
+	plain = `{"class":"irreversible"}`
+	// probed is asked for with the tool status.
+	probed = `{"class":"irreversible","reconcile":{"tool":"status","happened":[{"pointer":"/status","equals":"done"}]}}`
+)
+
+func ends(nth int) func([]store.Entry) bool {
+	return func(all []store.Entry) bool { return count(all, "agent.message") >= nth && last(all) == "session.status_idle" }
+}
+
+func last(all []store.Entry) (typ string) {
+	for _, e := range all {
+		if e.Kind == store.KindEvent {
+			typ = e.Type
+		}
+	}
+	return typ
+}
+
+// eventOf finds the tool-use event of a tool.
+func eventOf(t testing.TB, e *env, id store.SessionID, tool string) store.EventID {
+	t.Helper()
+	effects, err := e.db.Effects(t.Context(), ws, store.EffectFilter{Session: id, Tools: []string{tool}})
+	if err != nil || len(effects) == 0 {
+		t.Fatalf("no effect of %s: %v\n%s", tool, err, e.tell(id))
+	}
+	return effects[0].Event
+}
+
+// quiet asserts that nobody claims a session that rests.
+func quiet(e *env, id store.SessionID) {
+	e.t.Helper()
+	s := e.asleep(id)
+	<-time.After(300 * time.Millisecond)
+	if now := e.session(id); now.Fence != s.Fence || now.Head != s.Head || now.Owner != "" {
+		e.t.Fatalf("claimed %d times while nothing was said\n%s", now.Fence-s.Fence, e.tell(id))
+	}
+}
+
+// A message that comes while a tool runs waits for the turn and starts the next.
+func TestMessageWhileToolRuns(t *testing.T) {
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "look", Class: "read"})
+	world.Script("look", testenv.MCPFault{Before: true, Kind: "hang", Arrived: arrived, Release: release})
+	e := newEnv(t, world, map[string]string{"look": read}, calls(use("look", "1")), done, done)
+	id := e.begin()
+	<-arrived
+	e.send(id, message("and this"))
+	close(release)
+	e.until(id, "both messages are answered", ends(2))
+	quiet(e, id)
+}
+
+// What is urgent is taken while a session is paused: two pauses at once, a settlement.
+func TestPausedTakesWhatIsUrgent(t *testing.T) {
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "pay", Class: "irreversible"})
+	world.Script("pay", testenv.MCPFault{Kind: "cut"})
+	e := newEnv(t, world, map[string]string{"pay": plain}, calls(use("pay", "1")), done)
+	id := e.begin()
+	if reason, _ := e.rests(id, 1); reason != "requires_action" {
+		t.Fatalf("rests with %s", reason)
+	}
+	e.asleep(id)
+	pause := store.Delivery{Kind: store.InboxControl, Type: "pause", Urgent: true, Body: []byte(`{"v":1}`)}
+	ds := []store.Delivery{pause, pause}
+	ds[0].ID, ds[1].ID = "inb_1", "inb_2"
+	if _, err := e.db.Deliver(t.Context(), ws, id, ds, nil); err != nil {
+		t.Fatal(err)
+	}
+	e.rests(id, 2)
+	if s := e.asleep(id); !s.Paused {
+		t.Fatalf("not paused\n%s", e.tell(id))
+	}
+	quiet(e, id)
+	effects, err := e.db.Effects(t.Context(), ws, store.EffectFilter{Session: id, Tools: []string{"pay"}})
+	if err != nil || len(effects) != 1 {
+		t.Fatal(effects, err)
+	}
+	x, err := e.manager.Settle(t.Context(), ws, effects[0].ID, session.SettleRequest{Outcome: "happened", Person: "test"})
+	if err != nil || x.State != store.StateCompleted {
+		t.Fatalf("settled %s: %v\n%s", x.State, err, e.tell(id))
+	}
+	quiet(e, id)
+	if _, err := e.manager.Resume(t.Context(), ws, id, "test"); err != nil {
+		t.Fatal(err)
+	}
+	e.until(id, "it goes on", ends(1))
+}
+
+// A crash right behind the append that took the last answer leaves a session
+// that goes on by itself (law L7, trial A2).
+func TestCrashBehindLastAnswer(t *testing.T) {
+	tests := []struct {
+		name, tool, contract string
+		fault                testenv.MCPFault
+		answer               func(e *env, id store.SessionID, event store.EventID)
+	}{
+		{"allow", "pay", plain, testenv.MCPFault{}, func(e *env, id store.SessionID, ev store.EventID) { e.send(id, allow(ev)) }},
+		{"deny", "pay", plain, testenv.MCPFault{}, func(e *env, id store.SessionID, ev store.EventID) { e.send(id, deny(ev)) }},
+		{"result", "client", "", testenv.MCPFault{}, func(e *env, id store.SessionID, ev store.EventID) { e.send(id, answer(ev)) }},
+		{"settle", "buy", plain, testenv.MCPFault{Kind: "cut"}, func(e *env, id store.SessionID, _ store.EventID) {
+			effects, err := e.db.Effects(e.t.Context(), ws, store.EffectFilter{Session: id, Tools: []string{"buy"}})
+			if err != nil {
+				e.t.Fatal(err)
+			}
+			if _, err := e.manager.Settle(e.t.Context(), ws, effects[0].ID, session.SettleRequest{Outcome: "happened"}); err != nil {
+				e.t.Log(err) // the process died under it
+			}
+		}},
+		{"evidence", "buy", plain, testenv.MCPFault{Kind: "cut"}, func(e *env, id store.SessionID, _ store.EventID) {
+			effects, err := e.db.Effects(e.t.Context(), ws, store.EffectFilter{Session: id, Tools: []string{"buy"}})
+			if err != nil {
+				e.t.Fatal(err)
+			}
+			d := store.Delivery{ID: "inb_1", Kind: store.InboxEvidence, Body: raw(store.Evidence{V: 1, Effect: effects[0].ID, Kind: "late", Says: "happened"})}
+			if _, err := e.db.Deliver(e.t.Context(), ws, id, []store.Delivery{d}, nil); err != nil {
+				e.t.Fatal(err)
+			}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "pay", Class: "irreversible"}, testenv.MCPTool{Name: "buy", Class: "irreversible"})
+			if tt.fault.Kind != "" {
+				world.Script(tt.tool, tt.fault)
+			}
+			step := calls(use(tt.tool, "1"))
+			if tt.tool == "client" {
+				step = calls(client)
+			}
+			e := newEnv(t, world, map[string]string{"pay": plain, "buy": plain}, step, done)
+			e.pat.Echo = time.Millisecond
+			id := e.begin("pay")
+			if reason, _ := e.rests(id, 1); reason != "requires_action" {
+				t.Fatalf("rests with %s", reason)
+			}
+			e.asleep(id)
+			event := eventOf(t, e, id, tt.tool)
+			dead := e.at("after_row", 1)
+			tt.answer(e, id, event)
+			<-dead
+			e.restart()
+			e.until(id, "it goes on", ends(1))
+		})
+	}
+}
+
+// The session is running as soon as its last answer is accepted (reference
+// section 9.9), and not before.
+func TestLastAnswerStarts(t *testing.T) {
+	second := client
+	second.Input = map[string]any{"id": "2"}
+	e := newEnv(t, nil, nil, calls(client, second), done)
+	e.pat.Echo = time.Millisecond
+	id := e.begin()
+	_, events := e.rests(id, 1)
+	if len(events) != 2 {
+		t.Fatalf("waits for %v", events)
+	}
+	e.send(id, answer(events[0]))
+	if _, left := e.rests(id, 2); !slices.Equal(left, events[1:]) {
+		t.Fatalf("waits for %v, want %v", left, events[1:])
+	}
+	e.asleep(id)
+	e.drain() // nobody takes it
+	e.send(id, answer(events[1]))
+	if s := e.session(id); s.Status != store.StatusRunning {
+		t.Errorf("%s after the last answer", s.Status)
+	}
+	e.restart()
+	all := e.until(id, "it goes on", ends(1))
+	if n := count(all, "session.status_running"); n != 2 {
+		t.Errorf("%d times running\n%s", n, e.tell(id))
+	}
+	quiet(e, id)
+}
+
+// One call waits for a person, another for time; when the time has settled its
+// call the session sleeps until the person answers.
+func TestDoubtBesideQuestion(t *testing.T) {
+	var mu sync.Mutex
+	status := "pending"
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "buy", Class: "irreversible"}, testenv.MCPTool{Name: "pay", Class: "irreversible"},
+		testenv.MCPTool{Name: "status", Class: "read", Do: func(map[string]any) (any, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return map[string]any{"status": status}, nil
+		}})
+	world.Script("buy", testenv.MCPFault{Kind: "cut"})
+	e := newEnv(t, world, map[string]string{"buy": probed, "pay": plain, "status": read}, calls(use("buy", "1"), use("pay", "1")), done)
+	id := e.begin("pay")
+	reason, events := e.rests(id, 1)
+	pay := eventOf(t, e, id, "pay")
+	if reason != "requires_action" || !slices.Equal(events, []store.EventID{pay}) {
+		t.Fatalf("rests with %s for %v, want %v", reason, events, pay)
+	}
+	mu.Lock()
+	status = "done"
+	mu.Unlock()
+	e.until(id, "the probe settles it", func(all []store.Entry) bool { return count(all, "agent.mcp_tool_result") == 1 })
+	quiet(e, id)
+	e.send(id, allow(pay))
+	e.until(id, "it goes on", ends(1))
+	quiet(e, id)
+}
+
+// A fault of the store while a session is at rest is waited out, once.
+func TestFaultAtRest(t *testing.T) {
+	for _, fails := range []int{1, 6} { // the append of the driver; also those that release
+		e := newEnv(t, nil, nil, done)
+		id := e.begin()
+		e.rests(id, 1)
+		e.asleep(id)
+		n := 0
+		e.mu.Lock()
+		e.step = func(p string) error {
+			if p != "append.before" {
+				return nil
+			}
+			if n++; n <= fails {
+				return errors.New("disk full")
+			}
+			return nil
+		}
+		e.mu.Unlock()
+		e.send(id, m{"type": "user.interrupt"})
+		e.until(id, "the interrupt is taken", func(all []store.Entry) bool { return count(all, "user.interrupt") == 1 })
+		quiet(e, id)
+	}
+}
+
+// A driver that fails before the turn has begun waits before it is tried again.
+func TestFaultBeforeTurn(t *testing.T) {
+	e := newEnv(t, nil, nil, done)
+	e.kill()
+	e.pat.Base, e.pat.Max = time.Hour, time.Hour
+	e.restart()
+	n := 0
+	e.mu.Lock()
+	e.step = func(p string) error {
+		if p == "append.before" {
+			if n++; n%2 != 0 {
+				return errors.New("disk full")
+			}
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	id := e.begin()
+	e.until(id, "it waits", func(all []store.Entry) bool {
+		return slices.ContainsFunc(all, func(en store.Entry) bool { return en.Kind == store.KindWait })
+	})
+	quiet(e, id)
+}
+
+// A drain cuts a read; beside a question it is not forgotten.
+func TestDrainBesideQuestion(t *testing.T) {
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	defer close(release)
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "look", Class: "read"})
+	world.Script("look", testenv.MCPFault{Before: true, Kind: "hang", Arrived: arrived, Release: release})
+	e := newEnv(t, world, map[string]string{"look": read}, calls(use("look", "1"), client), done)
+	id := e.begin()
+	<-arrived
+	e.drain()
+	e.restart()
+	e.until(id, "the read has run", func(all []store.Entry) bool { return count(all, "agent.mcp_tool_result") == 1 })
+	if reason, events := e.rests(id, 1); reason != "requires_action" || len(events) != 1 {
+		t.Errorf("rests with %s for %v", reason, events)
+	}
+}
+
+// An answer that comes while another call runs is not asked for again.
+func TestAnswerWhileAnotherRuns(t *testing.T) {
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "buy", Class: "irreversible", Do: func(map[string]any) (any, error) {
+		arrived <- struct{}{}
+		<-release
+		return "bought", nil
+	}})
+	world.Script("buy", testenv.MCPFault{Kind: "cut"})
+	e := newEnv(t, world, map[string]string{"buy": plain}, calls(use("buy", "1"), client), done)
+	id := e.begin()
+	<-arrived
+	e.send(id, answer(eventOf(t, e, id, "client")))
+	e.until(id, "the answer is taken", func(all []store.Entry) bool { return count(all, "user.custom_tool_result") == 1 })
+	close(release)
+	reason, events := e.rests(id, 1)
+	if want := []store.EventID{eventOf(t, e, id, "buy")}; reason != "requires_action" || !slices.Equal(events, want) {
+		t.Errorf("rests with %s for %v, want %v\n%s", reason, events, want, e.tell(id))
+	}
+}
+
+// A call that was approved and is in doubt now can be left to the agent by the
+// same kind of answer as approved it.
+func TestDenyWhatIsInDoubt(t *testing.T) {
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "pay", Class: "irreversible"})
+	world.Script("pay", testenv.MCPFault{Kind: "cut"})
+	e := newEnv(t, world, map[string]string{"pay": plain}, calls(use("pay", "1")), done)
+	id := e.begin("pay")
+	e.rests(id, 1)
+	pay := eventOf(t, e, id, "pay")
+	e.send(id, allow(pay))
+	if reason, events := e.rests(id, 2); reason != "requires_action" || !slices.Equal(events, []store.EventID{pay}) {
+		t.Fatalf("rests with %s for %v", reason, events)
+	}
+	e.send(id, deny(pay))
+	e.send(id, deny(pay)) // a repetition
+	e.until(id, "it goes on", ends(1))
+	other := deny(pay)
+	other["deny_message"] = "another"
+	if err := e.trySend(id, other); !errors.Is(err, session.ErrState) {
+		t.Errorf("another denial: %v", err)
+	}
+	quiet(e, id)
+}
+
+// A panic beside others ends the driver, not the process.
+func TestPanicInParallelCall(t *testing.T) {
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "look", Class: "read"})
+	e := newEnv(t, world, map[string]string{"look": read}, calls(use("look", "1"), use("look", "2")), done)
+	n := 0
+	e.mu.Lock()
+	e.fault = func(p string) error {
+		if p == "before_attempt" {
+			e.mu.Lock()
+			n++
+			first := n == 1
+			e.mu.Unlock()
+			if first {
+				panic("a bug")
+			}
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	id := e.begin()
+	e.until(id, "it goes on", ends(1))
+}
+
+// Resume goes on where answers that were cut off ended the turn.
+func TestResumeAfterCuts(t *testing.T) {
+	cut := llm.Step{Text: "And then", Stop: "max_tokens"}
+	e := newEnv(t, nil, nil, cut, cut, done)
+	e.kill()
+	e.pat.Cuts = 1
+	e.restart()
+	id := e.begin()
+	if reason, _ := e.rests(id, 1); reason != "retries_exhausted" {
+		t.Fatalf("rests with %s", reason)
+	}
+	e.asleep(id)
+	e.send(id, m{"type": "user.interrupt"}) // says nothing new
+	e.until(id, "the interrupt is taken", func(all []store.Entry) bool { return count(all, "user.interrupt") == 1 })
+	quiet(e, id)
+	if _, err := e.manager.Resume(t.Context(), ws, id, "test"); err != nil {
+		t.Fatal(err)
+	}
+	all := e.until(id, "it goes on", ends(3))
+	if n := count(all, "session.status_idle"); n != 2 {
+		t.Errorf("rests %d times\n%s", n, e.tell(id))
+	}
+}
+
+// Two updates at once both hold.
+func TestUpdatesAtOnce(t *testing.T) {
+	e := newEnv(t, nil, nil, done)
+	id := e.begin()
+	e.rests(id, 1)
+	e.asleep(id)
+	title, value := "t", "v"
+	once := sync.OnceFunc(func() {
+		if _, err := e.manager.Update(t.Context(), ws, id, session.UpdateParams{Title: &title}); err != nil {
+			t.Error(err)
+		}
+	})
+	first := true
+	e.mu.Lock()
+	e.step = func(p string) error {
+		e.mu.Lock()
+		now := first && p == "unowned.before"
+		first = first && !now
+		e.mu.Unlock()
+		if now {
+			once()
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	if _, err := e.manager.Update(t.Context(), ws, id, session.UpdateParams{Metadata: map[string]*string{"k": &value}}); err != nil {
+		t.Fatal(err)
+	}
+	c := e.session(id).Config
+	if c.Title == nil || *c.Title != "t" || c.Metadata["k"] != "v" {
+		t.Errorf("title %v, metadata %v", c.Title, c.Metadata)
+	}
+}
