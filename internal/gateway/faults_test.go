@@ -368,7 +368,10 @@ func checkLog(t *testing.T, e *env, id store.EffectID) {
 // Fault pairs: each append of a call fails and is not there, or fails and is there.
 func TestAppendFaults(t *testing.T) {
 	for name, contract := range map[string]string{
+		"read":         `{"class":"read"}`,
 		"keyed":        `{"class":"idempotent","idempotency":{"argument":"token"}}`,
+		"natural":      `{"class":"idempotent","idempotency":{"natural":true}}`,
+		"mixed":        `{"class":"mixed",` + probed + `}`,
 		"irreversible": `{"class":"irreversible",` + probed + `}`,
 	} {
 		for _, side := range []string{"append.before", "append.after"} {
@@ -376,6 +379,9 @@ func TestAppendFaults(t *testing.T) {
 				t.Run(fmt.Sprintf("%s %s %d", name, side, nth), func(t *testing.T) {
 					t.Parallel()
 					tool := testenv.MCPTool{Name: "act", Class: name}
+					if name == "mixed" {
+						tool.Class = "irreversible"
+					}
 					if name == "keyed" {
 						tool.KeyArgument = "token"
 					}
@@ -405,10 +411,14 @@ func TestAppendFaults(t *testing.T) {
 					if !p.Done {
 						t.Errorf("got %+v, want it to come to an end", p)
 					}
-					if n := w.Executions("act"); n > 1 || (p.Answer.Outcome == store.OutcomeOK) != (n == 1) {
+					checkLog(t, e, id)
+					n = w.Executions("act")
+					if once := name != "read" && name != "natural"; once && n > 1 || (p.Answer.Outcome == store.OutcomeOK) != (n > 0) {
 						t.Errorf("executed %d times, answer is %s", n, text(p.Answer))
 					}
-					checkLog(t, e, id)
+					if got := strings.Count(e.kinds(id), "result"); got != 1 {
+						t.Errorf("log has %d results, want 1: %s", got, e.kinds(id))
+					}
 				})
 			}
 		}
