@@ -30,10 +30,11 @@ type driver struct {
 	id    store.SessionID
 	scope gateway.Scope
 
-	takeover bool  // the former owner did not release the session
-	listed   bool  // tools were listed since the session became running
-	seen     int64 // highest inbox row that was read
-	consumed bool  // something from the inbox was acted on since the claim
+	takeover bool          // the former owner did not release the session
+	silent   time.Duration // from its last entry to our claim
+	listed   bool          // tools were listed since the session became running
+	seen     int64         // highest inbox row that was read
+	consumed bool          // something from the inbox was acted on since the claim
 	released bool
 	// conflicts counts looks at the inbox in a row that met a conflict.
 	conflicts int
@@ -80,7 +81,7 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 	if d.released {
 		return
 	}
-	d.park(err)
+	d.park(context.WithoutCancel(ctx), err)
 }
 
 // unpanicked turns a panic of f into an error. Every goroutine that a driver
@@ -98,14 +99,26 @@ func (d *driver) unpanicked(f func() error) (err error) {
 // live rebuilds the session and drives it until it rests or waits.
 func (d *driver) live(ctx context.Context, s store.Session) error {
 	started := d.m.now()
-	if err := d.rebuild(ctx, s); err != nil {
+	err := d.rebuild(ctx, s)
+	d.observeTakeover(s, err, d.m.now().Sub(started))
+	if err != nil {
 		return fmt.Errorf("rebuild session %s: %w", d.id, err)
-	}
-	if d.m.cfg.Observe != nil && d.takeover {
-		d.m.cfg.Observe.Resumed(s, "ok", d.m.now().Sub(started))
 	}
 	d.mend()
 	return d.loop(ctx)
+}
+
+// observeTakeover tells of a session whose former owner had not released it.
+func (d *driver) observeTakeover(s store.Session, err error, elapsed time.Duration) {
+	if d.m.cfg.Observe == nil || !d.takeover {
+		return
+	}
+	result := "ok"
+	if err != nil {
+		result = "failed"
+	}
+	d.m.cfg.Observe.Resumed(s, result, elapsed)
+	d.m.cfg.Observe.Lost(s, d.silent)
 }
 
 type panicked struct{ value string }
@@ -116,10 +129,36 @@ func (p *panicked) Error() string { return "driver panicked: " + p.value }
 // unknown kind it records a wait that grows, so that a fault that repeats at
 // one place cannot spin; after Patience.Panics of them the turn ends.
 //
-// A crash before this commit leaves an owner that the store finds dead. An
-// error does not: as long as this node lives nobody else takes the session, so
-// it is tried again until the lease is over or the node leaves (law L7).
-func (d *driver) park(cause error) {
+// A release that fails (a full disk, a lost connection, relaxed entries that
+// are gone) is tried again: a live owner without a driver would wedge the
+// session (law L7). What ends the tries ends the ownership too: a newer owner,
+// or the node, which frees what it owns when it leaves.
+//
+// A crash before this commit leaves an owner that the store finds dead.
+func (d *driver) park(ctx context.Context, cause error) {
+	for try := 1; ; try++ {
+		err := d.release(ctx, cause)
+		if err == nil || errors.Is(err, store.ErrFenced) {
+			break
+		}
+		d.m.log.Warn("cannot release session", "session", d.id, "err", err)
+		wait := time.NewTimer(d.m.patience.backoff(try, 0))
+		select {
+		case <-wait.C:
+			continue
+		case <-d.lease.Lost():
+		case <-d.m.draining:
+		}
+		wait.Stop()
+		break
+	}
+	d.released = true
+}
+
+// release is one try of park.
+func (d *driver) release(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	a := store.Append{Park: true}
 	if cause != nil && !errors.Is(cause, errDraining) {
 		n := 1
@@ -128,43 +167,14 @@ func (d *driver) park(cause error) {
 		}
 		until := d.m.now().Add(d.m.patience.backoff(n, 0))
 		if d.seen == 0 { // it failed before it looked
-			ctx, cancel := context.WithTimeout(context.Background(), parkTime)
 			_, _ = d.inbox(ctx) // what cannot be read does not count as seen
-			cancel()
 		}
 		a.Seen = d.seen // what was read does not end the wait
 		a.Entries = []store.Draft{record(store.KindWait, d.newID("rec_"), "", store.Wait{
 			V: store.BodyVersion, Until: until, Reason: "driver", Tries: n})}
 	}
-	for try := 1; !d.parked(a); try++ {
-		t := time.NewTimer(d.m.patience.backoff(try, 0))
-		select {
-		case <-t.C:
-		case <-d.lease.Lost():
-			t.Stop()
-			return
-		case <-d.m.draining:
-			t.Stop()
-			d.parked(a) // the last try: the node frees what it owns when it leaves
-			return
-		}
-	}
-	d.released = true
-}
-
-// parkTime bounds one try to release a session.
-const parkTime = 30 * time.Second
-
-// parked reports whether the session is not ours any more.
-func (d *driver) parked(a store.Append) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), parkTime)
-	defer cancel()
-	_, err := d.m.db.Append(ctx, d.lease, a)
-	if err == nil || errors.Is(err, store.ErrFenced) {
-		return true
-	}
-	d.m.log.Warn("cannot release session", "session", d.id, "err", err)
-	return false
+	_, err := d.append(ctx, a)
+	return err
 }
 
 // rebuild reads the log from the newest compaction and folds it.
@@ -177,17 +187,20 @@ func (d *driver) rebuild(ctx context.Context, s store.Session) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if err := st.fold(e); err != nil {
-			return fmt.Errorf("%w: %w", store.ErrDamaged, err)
-		}
-	}
 	if n := len(entries); n > 0 && entries[n-1].Kind == store.KindClaim {
 		var c store.Claim
 		if err := json.Unmarshal(entries[n-1].Body, &c); err != nil {
 			return err
 		}
 		d.takeover = c.Former != ""
+		if n > 1 {
+			d.silent = entries[n-1].At.Sub(entries[n-2].At)
+		}
+	}
+	for _, e := range entries {
+		if err := st.fold(e); err != nil {
+			return fmt.Errorf("%w: %w", store.ErrDamaged, err)
+		}
 	}
 	d.mu.Lock()
 	d.st = st

@@ -21,7 +21,9 @@ const (
 )
 
 func ends(nth int) func([]store.Entry) bool {
-	return func(all []store.Entry) bool { return count(all, "agent.message") >= nth && last(all) == "session.status_idle" }
+	return func(all []store.Entry) bool {
+		return count(all, "agent.message") >= nth && last(all) == "session.status_idle"
+	}
 }
 
 func last(all []store.Entry) (typ string) {

@@ -100,7 +100,11 @@ func (d *driver) restConsuming(ctx context.Context, consume []string, reason sto
 		return err
 	}
 	drafts := append(append(before, d.idle(reason, details, store.SessionUsage{})...), after...)
-	if _, err := d.append(ctx, store.Append{Entries: drafts, Consume: consume, Rest: true, Seen: d.seen}); err != nil {
+	a := store.Append{Entries: drafts, Consume: consume, Rest: true}
+	if reason.Type == stopAction || reason.Type == stopBudget {
+		a.Seen = d.seen // messages wait behind the question, or for the budget
+	}
+	if _, err := d.append(ctx, a); err != nil {
 		return err
 	}
 	d.released = true
