@@ -1,6 +1,10 @@
 package server
 
-import "github.com/planaria/planaria/internal/policy"
+import (
+	"net/url"
+
+	"github.com/planaria/planaria/internal/policy"
+)
 
 // Route is one line of the API.
 type Route struct {
@@ -19,3 +23,17 @@ func Routes() []Route {
 
 // WireError is the table of errors.
 var WireError = wireError
+
+// NewCursor makes a cursor.
+func NewCursor(list, order string, at int64, id string) string {
+	return cursor{List: list, Order: order, At: at, ID: id}.String()
+}
+
+// ReadCursor reads a cursor and returns its list and order.
+func ReadCursor(q url.Values, list, order string) (string, string, error) {
+	c, err := query{q}.cursor(list, order)
+	if err != nil || c == nil {
+		return "", "", err
+	}
+	return c.List, c.Order, nil
+}

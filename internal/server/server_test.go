@@ -266,7 +266,7 @@ func bearer(key string) []string { return []string{"Authorization", "Bearer " + 
 type objects struct {
 	key                                                              string
 	agent, environment, session, thread, vault, credential, conn, id string
-	event, effect                                                    string
+	effect                                                           string
 }
 
 const agentBody = `{"name":"helper","model":"claude-opus-5-5","tools":[{"type":"custom","name":"lookup","description":"look up","input_schema":{"type":"object","properties":{"key":{"type":"string"}}}}]}`

@@ -151,14 +151,8 @@ func (s *server) createParams(ctx context.Context, c *call, req api.SessionCreat
 		}
 		p.VaultIDs = append(p.VaultIDs, v.ID)
 	}
-	for i, r := range req.Resources {
-		switch r.Type {
-		case "file":
-			return p, api.Missing("file", r.FileID)
-		case "memory_store":
-			return p, api.Missing("memory store", r.MemoryStoreID)
-		}
-		return p, api.Invalid(fmt.Sprintf("resources[%d].type", i), "%q is not supported yet by this version; leave it out", r.Type)
+	if len(req.Resources) > 0 {
+		return p, noSuchResource(req.Resources[0])
 	}
 	if req.Budget != nil {
 		if p.Budget, err = api.Encode(req.Budget); err != nil {
@@ -167,6 +161,18 @@ func (s *server) createParams(ctx context.Context, c *call, req api.SessionCreat
 	}
 	p.InitialEvents, err = bodies(req.InitialEvents)
 	return p, err
+}
+
+// noSuchResource refuses a resource: this version keeps neither files nor
+// memory stores, so none is found, and checks out no repositories.
+func noSuchResource(r api.ResourceParams) error {
+	switch r.Type {
+	case "file":
+		return api.Missing("file", r.FileID)
+	case "memory_store":
+		return api.Missing("memory store", r.MemoryStoreID)
+	}
+	return api.Invalid("resources[0].type", "%q is not supported yet by this version; leave it out", r.Type)
 }
 
 // bodies encodes validated client events as the log keeps them.

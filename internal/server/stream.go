@@ -61,7 +61,7 @@ func (s *server) stream(ctx context.Context, c *call, x store.Session) error {
 		defer stop()
 		deltas = ch
 	}
-	st := &eventStream{s: s, w: c.w, rc: http.NewResponseController(c.w), session: x, skip: from.queued,
+	st := &eventStream{s: s, c: c, w: c.w, rc: http.NewResponseController(c.w), session: x, skip: from.queued,
 		previews: previews, done: map[string]bool{}}
 	st.terminated = x.Status == store.StatusTerminated
 	if err := st.open(); err != nil {
@@ -157,6 +157,7 @@ var errSlow = errors.New("reader is too slow")
 // eventStream writes one stream. It is used by one goroutine.
 type eventStream struct {
 	s          *server
+	c          *call
 	w          http.ResponseWriter
 	rc         *http.ResponseController
 	session    store.Session
@@ -268,7 +269,7 @@ func (st *eventStream) run(ctx context.Context, f *store.Follower, deltas <-chan
 			}
 			err = st.delta(d)
 		case <-ping.C:
-			_, err = st.buf.WriteString("event: ping\ndata: {\"type\":\"ping\"}\n\n")
+			end, err = st.ping()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -281,10 +282,36 @@ func (st *eventStream) run(ctx context.Context, f *store.Follower, deltas <-chan
 	}
 }
 
+// ping says that the stream lives, as long as its key does: a revoked key sees
+// nothing later than the next ping.
+func (st *eventStream) ping() (end bool, err error) {
+	if _, err := st.s.cfg.WhoIs(st.c.r); err != nil {
+		if e, _ := wireError(err); e.Type == api.ErrAuthentication {
+			return true, st.fail(e)
+		}
+		// The store does not answer now; that does not make the key a bad one.
+	}
+	_, err = st.buf.WriteString("event: ping\ndata: {\"type\":\"ping\"}\n\n")
+	return false, err
+}
+
+// fail writes an error frame, with which official clients end the stream.
+func (st *eventStream) fail(e *api.Error) error {
+	body, err := api.Encode(e.Body(st.c.request))
+	if err != nil {
+		return fmt.Errorf("encode error: %w", err)
+	}
+	return st.frame("", body)
+}
+
 // take writes a batch; end says that nothing will follow.
 func (st *eventStream) take(b batch) (end bool, err error) {
 	if errors.Is(b.err, store.ErrNotFound) {
 		return true, st.deleted()
+	}
+	if errors.Is(b.err, store.ErrDamaged) {
+		e, _ := wireError(b.err)
+		return true, errors.Join(st.fail(e), st.flush(), b.err)
 	}
 	if b.err != nil {
 		return true, b.err

@@ -376,6 +376,24 @@ func TestStreamPing(t *testing.T) {
 	st.close()
 }
 
+// A revoked key sees no more, though its stream was open before.
+func TestStreamRevokedKey(t *testing.T) {
+	e := newEnv(t)
+	e.stop()
+	e.start(func(c *server.Config) { c.PingEvery = 20 * time.Millisecond })
+	o := e.fill(adminKey)
+	k := e.do("POST", "/v1/api_keys", `{"name":"reader","role":"viewer"}`).object(t)
+	st := e.stream("/v1/sessions/"+o.session+"/events/stream", "Authorization", "Bearer "+k["key"].(string))
+	st.until("ping")
+	if got := e.do("DELETE", "/v1/api_keys/"+k["id"].(string), ""); got.status != 200 {
+		t.Fatalf("revoke: %d %s", got.status, got.body)
+	}
+	frames := st.rest()
+	if last := frames[len(frames)-1]; last.event != "error" {
+		t.Errorf("the stream ends with %+v, want an error", last)
+	}
+}
+
 // A reader that takes nothing is cut off, and gets the rest by its cursor.
 func TestStreamSlowReader(t *testing.T) {
 	e := newEnv(t)
@@ -407,6 +425,7 @@ func TestStreamSlowReader(t *testing.T) {
 	if read >= n {
 		t.Fatalf("the reader got all %d events although it was too slow", read)
 	}
+	e.restart() // with patience again
 	again := e.stream(path, "Last-Event-ID", "0")
 	for range n {
 		again.until("user.message")
