@@ -55,7 +55,11 @@ func (c *call) claim() bool { return c.claimed.CompareAndSwap(false, true) }
 // send makes the one tools/call of cl over the SDK's session.
 func (c *conn) send(cl *call) effect.Reply {
 	ctx := context.WithValue(context.WithoutCancel(cl.ctx), callKey{}, cl)
-	_, err := c.session.Load().CallTool(ctx, &mcp.CallToolParams{Name: cl.req.Tool, Arguments: cl.req.Arguments})
+	var err error
+	// Another call on this connection may have found it dead since ours was prepared.
+	if s := c.session.Load(); s != nil {
+		_, err = s.CallTool(ctx, &mcp.CallToolParams{Name: cl.req.Tool, Arguments: cl.req.Arguments})
+	}
 	if cl.claim() {
 		// The SDK never came to sending: its session is closed.
 		cl.line.raw.Conn.Close()
