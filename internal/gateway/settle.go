@@ -132,10 +132,7 @@ func (g *Gateway) byEvidence(ctx context.Context, s Scope, k *effect.Known, resu
 	var proof *effect.Learnt
 	for i := range learnt {
 		ev := &learnt[i]
-		switch {
-		case ev.Says == happened:
-			proof = ev
-		case ev.Says == notHappened && ev.Kind == "late" && (proof == nil || proof.Says != happened):
+		if proves(k.Effect, ev.Evidence) && (ev.Says == happened || proof == nil || proof.Says != happened) {
 			proof = ev
 		}
 	}
@@ -153,6 +150,13 @@ func (g *Gateway) byEvidence(ctx context.Context, s Scope, k *effect.Known, resu
 	}
 	p, err := g.settle(ctx, s, k, effect.Settling{Settlement: set}, a, result)
 	return p, true, err
+}
+
+// proves reports whether evidence settles an effect in doubt. That one send did
+// not happen proves it only of a class that is sent once: an idempotent effect
+// may have been sent again by another owner meanwhile.
+func proves(e store.Effect, ev store.Evidence) bool {
+	return ev.Says == happened || ev.Says == notHappened && ev.Kind == "late" && effect.Attempted(e.Class)
 }
 
 // byProbe asks the target what happened. It is a read, its answer a record of
@@ -435,8 +439,9 @@ func (g *Gateway) ClientAnswer(ctx context.Context, s Scope, id store.EffectID, 
 }
 
 // Evidence records late evidence from the inbox, consuming its row. It changes
-// no state; Continue judges it. Evidence against a settlement changes nothing
-// either, but alarms.
+// no state; Continue judges it. An effect that was left to the agent has nobody
+// who continues it, so proof settles it here. Evidence against a settlement
+// changes nothing, but alarms.
 func (g *Gateway) Evidence(ctx context.Context, s Scope, e store.Evidence, consume []string) error {
 	release, err := g.take(ctx, e.Effect)
 	if err != nil {
@@ -455,5 +460,10 @@ func (g *Gateway) Evidence(ctx context.Context, s Scope, e store.Evidence, consu
 			g.cfg.Contradicted(row)
 		}
 	}
-	return g.effects.Record(ctx, s.Lease, row, e, consume)
+	if row.State != store.StateInDoubt || !row.Told || row.Session != s.Lease.Session() || !proves(row, e) {
+		return g.effects.Record(ctx, s.Lease, row, e, consume)
+	}
+	set := store.Settlement{Outcome: e.Says, By: "late", Reason: e.Detail, Response: e.Response, IsError: e.IsError}
+	_, err = g.settle(ctx, s, &effect.Known{Effect: row}, effect.Settling{Settlement: set, Evidence: &e, Consume: consume}, Answer{}, nil)
+	return err
 }

@@ -1,0 +1,149 @@
+package gateway_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/store"
+	"github.com/planaria/planaria/internal/testenv"
+)
+
+// takeEvidence consumes late evidence as an owner does and returns the newest.
+func takeEvidence(e *env) (ev store.Evidence) {
+	e.t.Helper()
+	rows, err := e.db.Inbox(e.t.Context(), ws, e.session)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, r := range rows {
+		if r.Kind != store.InboxEvidence {
+			continue
+		}
+		if err := json.Unmarshal(r.Body, &ev); err != nil {
+			e.t.Fatal(err)
+		}
+		if err := e.gw.Evidence(e.t.Context(), e.scope(), ev, []string{r.ID}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	return ev
+}
+
+// Laws L3 and L4, attack E10: that a fenced owner sent nothing is no proof about an
+// idempotent effect, which the new owner has sent again.
+func TestLateRefusalOfIdempotent(t *testing.T) {
+	w, e := oneTool(t, "idempotent", `{"class":"idempotent","idempotency":{"argument":"token"}}`)
+	arrived, release := make(chan struct{}), make(chan struct{})
+	first := true
+	e.fault = func(p string) error {
+		if p != "before_send" {
+			return nil
+		}
+		e.mu.Lock()
+		held := first
+		first = false
+		e.mu.Unlock()
+		if held {
+			arrived <- struct{}{}
+			<-release
+		}
+		return nil
+	}
+	w.Script("act", testenv.MCPFault{Kind: "cut"}, testenv.MCPFault{Kind: "cut"})
+	id := e.intend("act", `{"x":1}`)
+	old := e.scope()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := e.gw.Continue(t.Context(), old, id, e.result)
+		failed <- err
+	}()
+	<-arrived
+	if err := e.steal(); err != nil {
+		t.Fatal(err)
+	}
+	// The new owner's gateway is another process.
+	gw := gateway.New(gateway.Config{DB: e.db, Keeper: e.keeper, Effects: e.effects})
+	if p, err := gw.Continue(t.Context(), e.scope(), id, e.result); err != nil || p.RetryAt.IsZero() {
+		t.Fatalf("new owner: %+v, %v, want to try again", p, err)
+	}
+	e.later(2 * time.Minute) // the old owner was stopped past its send_by
+	close(release)
+	if err := <-failed; !errors.Is(err, store.ErrFenced) {
+		t.Errorf("zombie: got %v, want ErrFenced", err)
+	}
+	if ev := takeEvidence(e); ev.Says != "did_not_happen" {
+		t.Fatalf("inbox holds evidence %+v", ev)
+	}
+	if p, err := gw.Continue(t.Context(), e.scope(), id, e.result); err != nil || !p.Done || p.Answer.IsError {
+		t.Errorf("new owner: %+v, %v", p, err)
+	}
+	e.want(id, store.StateCompleted, store.OutcomeOK)
+	if n := w.Executions("act"); n != 1 {
+		t.Errorf("executed %d times", n)
+	}
+}
+
+// The late answer of a call that was left to the agent settles it.
+func TestLateAnswerAfterTold(t *testing.T) {
+	w, e := oneTool(t, "irreversible", `{"class":"irreversible"}`)
+	w.Script("act", testenv.MCPFault{Kind: "cut"})
+	id := e.intend("act", `{"x":1}`)
+	if p := e.goOn(id); !p.Person {
+		t.Fatalf("got %+v, want a person", p)
+	}
+	if _, err := e.gw.Settle(t.Context(), e.scope(), id, gateway.SettleRequest{Outcome: "tell"}, nil, e.result); err != nil {
+		t.Fatal(err)
+	}
+	late := func(says string) {
+		body, err := json.Marshal(store.Evidence{V: 1, Effect: id, Kind: "late", Says: says})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.db.Deliver(t.Context(), ws, e.session, []store.Delivery{
+			{ID: store.NewID("inb_", e.now()), Kind: store.InboxEvidence, Body: body}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		takeEvidence(e)
+	}
+	late("unknown")
+	e.want(id, store.StateInDoubt, "")
+	late("happened")
+	e.want(id, store.StateCompleted, store.OutcomeOK)
+	late("did_not_happen")
+	e.want(id, store.StateCompleted, store.OutcomeOK)
+	if !strings.Contains(e.logs.String(), "contradicts") {
+		t.Error("evidence against the settlement does not alarm")
+	}
+	if got, want := e.kinds(id), "intent attempt doubt settlement result evidence evidence settlement evidence"; got != want {
+		t.Errorf("records are %s, want %s", got, want)
+	}
+}
+
+// Another call may find the connection dead between this one's attempt and its
+// send. Nothing leaves, and nothing is in doubt.
+func TestConnectionDiesUnderAttempt(t *testing.T) {
+	w, e := oneTool(t, "irreversible", `{"class":"irreversible"}`)
+	id := e.intend("act", `{"x":1}`)
+	e.mu.Lock()
+	e.fault = func(p string) error {
+		if p == "after_attempt" {
+			w.RequireBearer("another token")
+			if _, err := e.gw.List(t.Context(), e.scope(), "world"); err == nil {
+				t.Error("the server lists its tools without its token")
+			}
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	if p := e.goOn(id); !p.Done || p.Answer.Outcome != store.OutcomeRefused {
+		t.Errorf("got %+v", p)
+	}
+	e.want(id, store.StateCompleted, store.OutcomeRefused)
+	if n := w.Executions("act"); n != 0 {
+		t.Errorf("executed %d times", n)
+	}
+}
