@@ -38,8 +38,8 @@ func BenchmarkEffect(b *testing.B) {
 				var leases []*store.Lease
 				for len(leases) < n {
 					ls, err := e.node.Claim(b.Context(), 200)
-					if err != nil {
-						b.Fatal(err)
+					if err != nil || len(ls) == 0 {
+						b.Fatal("claimed nothing", err)
 					}
 					leases = append(leases, ls...)
 				}
@@ -91,8 +91,8 @@ func BenchmarkRaw(b *testing.B) {
 			var leases []*store.Lease
 			for len(leases) < n {
 				ls, err := e.node.Claim(b.Context(), 200)
-				if err != nil {
-					b.Fatal(err)
+				if err != nil || len(ls) == 0 {
+					b.Fatal("claimed nothing", err)
 				}
 				leases = append(leases, ls...)
 			}
@@ -148,6 +148,36 @@ func BenchmarkRaw(b *testing.B) {
 			b.StopTimer()
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "effects/s")
 			b.ReportMetric((cpuTime()-cpu)/float64(b.N), "cpu-us/effect")
+		})
+	}
+}
+
+// BenchmarkRead measures reading and verifying a log of 10,000 entries.
+func BenchmarkRead(b *testing.B) {
+	for _, engine := range []string{"sqlite", "postgres"} {
+		b.Run(engine, func(b *testing.B) {
+			url := "sqlite:" + filepath.Join(b.TempDir(), "data", "planaria.db")
+			if engine == "postgres" {
+				url = testenv.Postgres(b)
+			}
+			e := newEnv(b, url)
+			id, l := e.started()
+			for range 100 {
+				var a store.Append
+				for range 100 {
+					a.Entries = append(a.Entries, event("agent.message", "text", "some text of a usual length, which says what was done"))
+				}
+				e.must(l, a)
+			}
+			cpu := cpuTime()
+			b.ResetTimer()
+			for range b.N {
+				list, err := e.db.Entries(b.Context(), ws, id, store.Range{})
+				if err != nil || len(list) < 10_000 {
+					b.Fatal(len(list), err)
+				}
+			}
+			b.ReportMetric((cpuTime()-cpu)/float64(b.N)/1e3, "cpu-ms/read")
 		})
 	}
 }

@@ -49,7 +49,10 @@ func newEnvWith(t testing.TB, url string, set func(*store.Config)) *env {
 	t.Helper()
 	e := &env{t: t, blobs: &memBlobs{}, fault: &faults{}}
 	e.cfg = store.Config{URL: url, Master: newMaster(t), Blobs: e.blobs, Fault: e.fault.hook,
-		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+		Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil)),
+		// The node of most tests is not run, so that it can crash without
+		// leaving; its lease must outlast the test.
+		LeaseTTL: time.Hour}
 	if set != nil {
 		set(&e.cfg)
 	}
