@@ -354,6 +354,8 @@ func (*SessionResumed) EventType() EventType { return TypeSessionResumed }
 type StreamReset struct {
 	Reason      string `json:"reason"`
 	LastEventID string `json:"last_event_id"`
+	// OldestCursor is the Last-Event-ID from which the log is complete.
+	OldestCursor string `json:"oldest_cursor"`
 }
 
 // EventType is stream.reset.

@@ -275,11 +275,7 @@ func updateParams(x store.Session, req api.SessionUpdate) (session.UpdateParams,
 		return p, err
 	}
 	if req.Title.IsSet() {
-		title := ""
-		if upd.Title != nil {
-			title = *upd.Title
-		}
-		p.Title = &title
+		p.Title, p.NoTitle = upd.Title, upd.Title == nil
 	}
 	p.Metadata, _ = req.Metadata.Get()
 	if a, ok := req.Agent.Get(); ok {

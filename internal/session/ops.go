@@ -535,6 +535,10 @@ func checkBudget(s store.Session, p UpdateParams) error {
 // the event with only what changed. None when nothing did.
 func updateDrafts(c store.SessionConfig, p UpdateParams, now time.Time) ([]store.Draft, error) {
 	changed := fields{}
+	if p.NoTitle && c.Title != nil {
+		c.Title = nil
+		changed["title"] = nil
+	}
 	if p.Title != nil && (c.Title == nil || *c.Title != *p.Title) {
 		c.Title = p.Title
 		changed["title"] = *p.Title

@@ -70,7 +70,9 @@ type CreateParams struct {
 
 // UpdateParams is a validated update; nil fields are kept.
 type UpdateParams struct {
-	Title    *string
+	Title *string
+	// NoTitle clears the title.
+	NoTitle  bool
 	Metadata map[string]*string // merged; nil value deletes the key
 	// Tools and MCPServers replace the agent's lists (resolved wire form).
 	Tools      json.RawMessage

@@ -367,6 +367,10 @@ func TestUpdateDrafts(t *testing.T) {
 	if got.Title != "new" || len(got.Metadata) != 1 || got.Metadata["b"] != "1" || got.Agent != nil {
 		t.Errorf("event = %s, want only what changed", ds[1].Body)
 	}
+	c.Title = &title
+	if ds, err = session.UpdateDrafts(c, session.UpdateParams{NoTitle: true}, time.Now()); err != nil || len(ds) != 2 || !strings.Contains(string(ds[1].Body), `"title":null`) {
+		t.Errorf("clearing the title made %d entries, err %v; want the event to say null", len(ds), err)
+	}
 	if ds, err := session.UpdateDrafts(c, session.UpdateParams{Metadata: map[string]*string{"zz": nil}}, time.Now()); err != nil || len(ds) != 0 {
 		t.Errorf("an update that changes nothing made %d entries, err %v", len(ds), err)
 	}
