@@ -2,6 +2,7 @@ package session
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"unicode/utf8"
 
@@ -28,6 +29,50 @@ type modelArguments struct {
 }
 
 func isModel(tool string) bool { return strings.HasPrefix(tool, "model:") }
+
+// contentRefused is why a model request failed whose context held content that
+// not every model takes, or not in every size: images, documents, what we do
+// not know, system turns.
+const contentRefused = "content_refused"
+
+// leftOut stands for content that the model API refused.
+const leftOut = "(content of type %s was left out here: the model API refused it)"
+
+// plain tells whether the context holds such content and, with change, leaves
+// it out for good: a tool that answers with a broken image must not brick the
+// session, nor must too many of them (trials, section A).
+func (st *state) plain(change bool) (found bool) {
+	var blocks func(in []gateway.Block) []gateway.Block
+	blocks = func(in []gateway.Block) []gateway.Block {
+		out := make([]gateway.Block, len(in))
+		for i, b := range in {
+			switch b.Type {
+			case "text":
+			case "tool_result":
+				b.Content = blocks(b.Content)
+			default:
+				found = true
+				b = gateway.Block{Type: "text", Text: fmt.Sprintf(leftOut, b.Type)}
+			}
+			out[i] = b
+		}
+		return out
+	}
+	messages := make([]gateway.Message, len(st.messages))
+	for i, m := range st.messages {
+		if m.Role != "assistant" {
+			m.Content = blocks(m.Content)
+		}
+		if m.Role == "system" {
+			found, m.Role = true, "user"
+		}
+		messages[i] = m
+	}
+	if change && found {
+		st.messages = messages
+	}
+	return found
+}
 
 // blocksOf reads wire content blocks; wire and model form are the same for
 // what clients and tools may send (reference section 9.4). A bare string is one text.

@@ -1,7 +1,10 @@
 package session_test
 
 import (
+	"bytes"
 	"errors"
+	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -411,5 +414,40 @@ func TestUpdatesAtOnce(t *testing.T) {
 	c := e.session(id).Config
 	if c.Title == nil || *c.Title != "t" || c.Metadata["k"] != "v" {
 		t.Errorf("title %v, metadata %v", c.Title, c.Metadata)
+	}
+}
+
+// Content that the model API refuses is left out and the session goes on: one
+// broken image of a tool must not brick it (trial H1).
+func TestRefusedContent(t *testing.T) {
+	for _, status := range []int{400, 413} {
+		e := newEnv(t, nil, nil, calls(client), llm.Step{Text: "Done."}, llm.Step{Text: "Again."})
+		refused := 0
+		scripted := e.model.Config.Handler
+		e.model.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			if bytes.Contains(body, []byte(`"type":"image"`)) {
+				refused++
+				http.Error(w, `{"type":"error","error":{"type":"invalid_request_error","message":"Could not process image"}}`, status)
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			scripted.ServeHTTP(w, r)
+		})
+		id := e.begin()
+		_, events := e.rests(id, 1)
+		picture := answer(events[0])
+		picture["content"] = []m{{"type": "image", "source": m{"type": "base64", "media_type": "image/png", "data": "bm90IGEgcGljdHVyZQ=="}}}
+		e.send(id, picture)
+		e.until(id, "it goes on", ends(1))
+		e.restart()
+		e.send(id, message("again"))
+		e.until(id, "it goes on after a restart", ends(2))
+		if refused != 1 {
+			t.Errorf("status %d: refused %d times, want once", status, refused)
+		}
 	}
 }

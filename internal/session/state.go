@@ -230,6 +230,9 @@ func (st *state) foldOutput(e store.Entry) error {
 	if b.Failed != "" {
 		// Paid for nothing: metered apart (law L12).
 		st.usage.WastedTokens += b.Usage.Input + b.Usage.Output + b.Usage.CacheRead + b.Usage.CacheCreation5m + b.Usage.CacheCreation1h
+		if b.Failed == contentRefused {
+			st.plain(true)
+		}
 		return nil
 	}
 	st.usage.Input += b.Usage.Input

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
@@ -198,6 +199,18 @@ func (d *driver) modelFailed(ctx context.Context, a asked, e *gateway.ModelError
 	if string(e.Kind) == "context_window" {
 		d.m.db.AppendRelaxed(d.lease, d.failedDrafts(a, string(e.Kind), u))
 		return d.compact(ctx, spec)
+	}
+	if e.Status == http.StatusBadRequest || e.Status == http.StatusRequestEntityTooLarge {
+		var foreign bool
+		d.read(func(st *state) { foreign = st.plain(false) })
+		switch {
+		case foreign && a.purpose == purposeTurn:
+			_, err := d.append(ctx, store.Append{Entries: d.failedDrafts(a, contentRefused, u)})
+			return err // asked again without it
+		case e.Status == http.StatusRequestEntityTooLarge && a.purpose == purposeTurn:
+			d.m.db.AppendRelaxed(d.lease, d.failedDrafts(a, string(e.Kind), u))
+			return d.compact(ctx, spec)
+		}
 	}
 	drafts := d.failedDrafts(a, string(e.Kind), u)
 	var tries int
