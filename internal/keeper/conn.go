@@ -329,7 +329,12 @@ func readTool(raw json.RawMessage) (Tool, error) {
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return Tool{}, err
 	}
-	if d.Name == "" || len(d.Name) > 128 || len(d.InputSchema) == 0 || d.InputSchema[0] != '{' {
+	var schema struct {
+		Type string `json:"type"`
+	}
+	// The protocol wants an object; a model API refuses every request that offers
+	// a tool of another type, so one bad tool would stop the whole session.
+	if d.Name == "" || len(d.Name) > 128 || json.Unmarshal(d.InputSchema, &schema) != nil || schema.Type != "object" {
 		return Tool{}, errors.New("no usable definition")
 	}
 	return Tool{Name: d.Name, Description: Plain(d.Description), InputSchema: d.InputSchema,

@@ -118,7 +118,9 @@ func modelToolName(server, tool string) string {
 		}, s)
 	}
 	name := "mcp__" + clean(server) + "__" + clean(tool)
-	if len(name) <= maxToolName && clean(server) == server && clean(tool) == tool {
+	// Where the two could be cut apart in another way, another pair has this name too.
+	ambiguous := strings.Contains(server, "__") || strings.HasSuffix(server, "_") || strings.HasPrefix(tool, "_")
+	if len(name) <= maxToolName && clean(server) == server && clean(tool) == tool && !ambiguous {
 		return name
 	}
 	sum := sha256.Sum256([]byte(server + "\x00" + tool))
@@ -130,13 +132,22 @@ func modelToolName(server, tool string) string {
 }
 
 // offers lists the tools of a request in a fixed order: by the agent's tools,
-// MCP tools in the order of their server's recorded listing.
+// MCP tools in the order of their server's recorded listing. A name is offered
+// once: a second one, which a server may choose on purpose, would make the model
+// API refuse every request.
 func (a agent) offers(listed map[string]store.Tools) []offer {
 	var out []offer
+	taken := map[string]bool{}
+	add := func(o offer) {
+		if !taken[o.model.Name] {
+			taken[o.model.Name] = true
+			out = append(out, o)
+		}
+	}
 	for _, t := range a.Tools {
 		switch t.Type {
 		case "custom":
-			out = append(out, offer{custom: true,
+			add(offer{custom: true,
 				model: gateway.ModelTool{Name: t.Name, Description: t.Description, InputSchema: t.InputSchema},
 				tool:  gateway.Tool{Name: t.Name, InputSchema: t.InputSchema}})
 		case "mcp_toolset":
@@ -149,7 +160,7 @@ func (a agent) offers(listed map[string]store.Tools) []offer {
 				if !enabled || tool.Quarantined != "" {
 					continue
 				}
-				out = append(out, offer{tool: tool, model: gateway.ModelTool{
+				add(offer{tool: tool, model: gateway.ModelTool{
 					Name: modelToolName(tool.Server, tool.Name), Description: tool.Description, InputSchema: tool.InputSchema}})
 			}
 		}
