@@ -50,7 +50,6 @@ func (d *driver) progressed(c *call, p gateway.Progress, err error) error {
 // standing is where the open calls of an output stand.
 type standing struct {
 	blocked []store.EventID // wait for the client or a person
-	answers int             // of these: approvals and client results
 	retryAt time.Time       // zero: none waits for time
 	effect  store.EffectID  // one that waits for time
 	tool    string

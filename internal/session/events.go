@@ -3,7 +3,6 @@ package session
 import (
 	"bytes"
 	"encoding/json"
-	"time"
 
 	"github.com/planaria/planaria/internal/store"
 )
@@ -78,8 +77,6 @@ func encode(v any) []byte {
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
-
-func newEventID(now time.Time) store.EventID { return store.EventID(store.NewID("sevt_", now)) }
 
 // stopReason is why a session rests (reference section 9.7).
 type stopReason struct {

@@ -243,34 +243,6 @@ func (d *driver) openCall(id store.EventID) (found *call) {
 	return found
 }
 
-// woken makes the events that turn an idle session to running with the last
-// answer that it waited for; none while it waits for another. They stand in the
-// append that consumes the answer: a crash right behind it would else leave an
-// idle session with nothing in its inbox, which nobody wakes (law L7).
-func (d *driver) woken(ctx context.Context, answered *call) ([]store.Draft, error) {
-	open := map[store.EffectID]bool{}
-	var status store.Status
-	d.read(func(st *state) {
-		status = st.status
-		for _, c := range st.open() {
-			open[c.effect] = c.event != answered.event
-		}
-	})
-	if status != store.StatusIdle {
-		return nil, nil
-	}
-	effects, err := d.m.db.OpenEffects(ctx, d.ws, d.id)
-	if err != nil {
-		return nil, fmt.Errorf("read open effects: %w", err)
-	}
-	for _, e := range effects {
-		if open[e.ID] && (e.State == store.StateAwaitingApproval || e.Client && e.State == store.StateIntended) {
-			return nil, nil
-		}
-	}
-	return d.running(), nil
-}
-
 // confirm burns an approval in the intent's transaction, or ends the call
 // with the denial. On an effect in doubt a denial leaves it to the agent.
 func (d *driver) confirm(ctx context.Context, r store.Inbox) error {
