@@ -16,7 +16,7 @@ import (
 )
 
 func (a *app) runCommand() *cobra.Command {
-	r := &runner{a: a}
+	r := &runner{a: a, shown: map[string]bool{}}
 	var in agentFlags
 	var agent, environment, session, title string
 	var vaults []string
@@ -108,13 +108,13 @@ type runner struct {
 	session string
 	yes     bool
 
-	lines   <-chan string // what the person types
-	out     *liveText
-	said    string               // what the agent said last, for approvals
-	calls   map[string]api.Event // tool-use events by id
-	after   string               // the event that began our turn; idles before it are not ours
-	began   bool                 // it was processed
-	answers map[string]bool      // calls that were answered or shown here
+	lines <-chan string // what the person types
+	out   *liveText
+	said  string               // what the agent said last, for approvals
+	calls map[string]api.Event // tool-use events by id
+	after string               // the event that began our turn; idles before it are not ours
+	began bool                 // it was processed
+	shown map[string]bool      // effects in doubt that were shown
 }
 
 // start creates a session whose first message is the task.
@@ -146,12 +146,27 @@ func (r *runner) goOn(ctx context.Context, task, session string) error {
 		return err
 	}
 	var o api.StreamOptions
-	if s.Planaria != nil {
-		o.After = s.Planaria.HeadSeq
+	r.session = session
+	if p := s.Planaria; p != nil {
+		o.After = p.HeadSeq
+		if s.Status == api.StatusIdle && p.StopReason != nil && p.StopReason.Type == api.StopRequiresAction {
+			open, err := r.ask(ctx, p.StopReason.EventIDs)
+			if err != nil {
+				return err
+			}
+			if open > 0 {
+				r.a.say("session %s waits for a person (%d open); answer that first, the task was not sent", session, open)
+				return &exitError{exitWaits}
+			}
+		}
 	}
 	sent, err := r.c.SendEvents(ctx, session, &api.UserMessage{Content: api.Texts(task)})
 	if err != nil {
 		return err
+	}
+	if s.Planaria != nil && s.Planaria.Paused {
+		r.a.say("session %s is paused; the task is queued until 'planaria resume %s'", session, session)
+		return &exitError{exitWaits}
 	}
 	if len(sent) > 0 {
 		r.after = sent[0].ID
@@ -163,7 +178,7 @@ func (r *runner) goOn(ctx context.Context, task, session string) error {
 func (r *runner) watch(ctx context.Context, session string, o api.StreamOptions) error {
 	r.session = session
 	r.out = newLiveText(r.a)
-	r.calls, r.answers = map[string]api.Event{}, map[string]bool{}
+	r.calls = map[string]api.Event{}
 	o.Deltas = []api.EventType{api.TypeAgentMessage}
 	ctx, stop := r.interrupts(ctx)
 	defer stop()
@@ -256,8 +271,8 @@ func (r *runner) take(ctx context.Context, e api.Event) (done bool, err error) {
 		r.out.note("waiting; it goes on by itself")
 		return false, r.showDoubts(ctx, nil)
 	case *api.SessionStatusIdle:
-		if !r.began {
-			return false, nil
+		if !r.began && b.StopReason.Type == api.StopEndTurn {
+			return false, nil // of the turn before ours
 		}
 		return r.idle(ctx, b.StopReason, b.StopDetails)
 	case *api.SessionStatusTerminated:
@@ -287,7 +302,7 @@ func (r *runner) result(ctx context.Context, b *api.AgentMCPToolResult) {
 // effectOf finds the effect of a tool call; without an id when there is none.
 func (r *runner) effectOf(ctx context.Context, event string) (api.Effect, error) {
 	n := 0
-	for e, err := range r.c.AllEffects(ctx, r.session, api.EffectListParams{Order: "desc", Limit: 100}) {
+	for e, err := range r.c.AllEffects(ctx, r.session, api.EffectListParams{Order: "desc", Limit: 10}) {
 		if err != nil {
 			return api.Effect{}, err
 		}
@@ -437,11 +452,10 @@ func (r *runner) showDoubts(ctx context.Context, one *api.Effect) error {
 		}
 	}
 	for _, e := range effects {
-		if r.answers[e.ID] && one == nil {
+		if r.shown[e.ID] && one == nil {
 			continue
 		}
-		r.answers[e.ID] = true
-		r.out.end()
+		r.shown[e.ID] = true
 		r.a.say("%s %s %s\n  in doubt: it may or may not have happened. The way out:\n%s", e.ID, target(e), cut(oneLine(string(e.Arguments)), 200), wayOut(e))
 	}
 	return nil

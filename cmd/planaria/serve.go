@@ -34,8 +34,10 @@ const (
 	readHeaderTime = 10 * time.Second
 	idleTime       = 2 * time.Minute
 	maxHeaderBytes = 64 << 10
-	// closeTime bounds the end of requests once streams were told to end.
+	// closeTime bounds the end of streams once they were told to end.
 	closeTime = 3 * time.Second
+	// finishTime bounds the end of requests that are no streams.
+	finishTime = 500 * time.Millisecond
 	// dialTime bounds the making of one connection to the outside.
 	dialTime = 10 * time.Second
 )
@@ -147,7 +149,8 @@ type process struct {
 	keeper   *keeper.Keeper
 	sessions *session.Manager
 	api      *http.Server
-	models   *http.Server // the scripted model
+	models   *http.Server       // the scripted model
+	requests context.CancelFunc // ends streams and whatever else is under way at api
 	closers  []func()
 }
 
@@ -232,17 +235,24 @@ func (p *process) drain(drained <-chan struct{}) error {
 	}
 }
 
-// stopServing ends streams and requests.
+// stopServing lets requests finish, then ends the streams, whose clients come
+// back with their cursors.
 func (p *process) stopServing() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	p.shutdown(p.api, finishTime)
+	p.requests()
+	p.shutdown(p.api, closeTime)
+	p.shutdown(p.models, closeTime)
+}
+
+// shutdown waits for a server's requests, for so long.
+func (p *process) shutdown(s *http.Server, wait time.Duration) {
+	if s == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
-	for _, s := range []*http.Server{p.api, p.models} {
-		if s == nil {
-			continue
-		}
-		if err := s.Shutdown(ctx); err != nil {
-			_ = s.Close() // streams that did not end: their clients come back with a cursor
-		}
+	if err := s.Shutdown(ctx); err != nil {
+		p.log.Debug("requests are still under way", "err", err)
 	}
 }
 
@@ -335,6 +345,9 @@ func (p *process) openStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if refusePassword("store", p.cfg.Store) != nil {
+		p.log.Warn("others on this machine can read the store's password in our command line; use PGPASSFILE or store_env")
+	}
 	p.db, err = store.Open(ctx, store.Config{URL: url, Master: master, Blobs: blobs, Logger: p.log})
 	if err != nil {
 		return err
@@ -405,6 +418,9 @@ func (p *process) openRooms(ctx context.Context) error {
 		handler = operationsOnly(handler)
 	}
 	p.api = p.httpServer(handler)
+	var base context.Context
+	base, p.requests = context.WithCancel(context.WithoutCancel(ctx))
+	p.api.BaseContext = func(net.Listener) context.Context { return base }
 	return nil
 }
 
