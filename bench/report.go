@@ -103,6 +103,15 @@ func verdict(ok bool) string {
 	return "missed"
 }
 
+// cpuTime is what this process has used of all cores.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // machine describes where the figures come from, without names.
 func machine() string {
 	out := fmt.Sprintf("%d cores", runtime.NumCPU())

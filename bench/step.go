@@ -145,28 +145,32 @@ func (w *world) between() (sample, error) {
 	return out, nil
 }
 
+// turnSteps is how many steps a turn has: enough to measure, not so many that
+// the history, which every model request carries, is all that is measured.
+const turnSteps = 20
+
 // benchStep measures whole durable steps beside the two calls alone.
 func benchStep(ctx context.Context, b *bench) error {
 	t := &table{title: "Whole durable step (model over HTTP, MCP tool over loopback; SQLite)",
-		head: []string{"tool", "sessions", "model answers after", "beyond the servers: median", "p99", "the two calls alone: median", "p99", "overhead: median", "p99", "steps/s"}}
+		head: []string{"tool", "sessions", "model answers after", "step beyond the servers: median", "p99", "the two calls alone: median", "p99", "overhead: median", "p99", "CPU a step", "of it the two calls", "steps/s"}}
 	var worst, worst99 time.Duration
 	for _, c := range []struct {
 		tool     string
-		sessions int
+		sessions int // at the same time
 		delayMS  int
-		steps    int
+		rounds   int // sessions one after another, each with a fresh history
 	}{
-		{"act", 1, 0, b.pick(800, 100)},
-		{"look", 1, 0, b.pick(800, 100)},
-		{"act", 64, 500, b.pick(40, 6)},
-		{"look", 64, 500, b.pick(40, 6)},
-		{"act", 64, 0, b.pick(80, 10)},
+		{"act", 1, 0, b.pick(30, 5)},
+		{"look", 1, 0, b.pick(30, 5)},
+		{"act", 64, 500, b.pick(2, 1)},
+		{"look", 64, 500, b.pick(2, 1)},
+		{"act", 64, 0, b.pick(4, 1)},
 	} {
-		steps, perSecond, err := b.steps(ctx, c.tool, c.sessions, c.steps, c.delayMS)
+		steps, perSecond, cpu, err := b.steps(ctx, c.tool, c.sessions, c.rounds, c.delayMS)
 		if err != nil {
 			return fmt.Errorf("%s, %d sessions: %w", c.tool, c.sessions, err)
 		}
-		alone, err := twoCalls(ctx, c.tool, c.sessions, c.steps, c.delayMS)
+		alone, cpuAlone, err := twoCalls(ctx, c.tool, c.sessions, c.rounds, c.delayMS)
 		if err != nil {
 			return fmt.Errorf("two calls alone, %d sessions: %w", c.sessions, err)
 		}
@@ -175,7 +179,7 @@ func benchStep(ctx context.Context, b *bench) error {
 			worst, worst99 = max(worst, over), max(worst99, over99)
 		}
 		t.row(c.tool, count(float64(c.sessions)), fmt.Sprintf("%d ms", c.delayMS), ms(steps.median()), ms(steps.p99()),
-			ms(alone.median()), ms(alone.p99()), ms(over), ms(over99), count(perSecond))
+			ms(alone.median()), ms(alone.p99()), ms(over), ms(over99), ms(cpu), ms(cpuAlone), count(perSecond))
 	}
 	t.note("`act` is irreversible (three synced commits a step), `look` reads (one). Models and tools run in the process that is measured; " +
 		"with an answer at once, 64 sessions keep all cores busy and the time of a step is the time in the queue.")
@@ -184,40 +188,48 @@ func benchStep(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// steps runs sessions of that many steps and returns what they took beyond the
-// servers, and how many steps a second there were.
-func (b *bench) steps(ctx context.Context, tool string, sessions, steps, delayMS int) (sample, float64, error) {
-	w, err := newWorld(tool, steps, delayMS)
+// steps runs turns in sessions beside each other, some rounds of it. It returns
+// what their steps took beyond the servers, how many there were in a second,
+// and how much CPU each took.
+func (b *bench) steps(ctx context.Context, tool string, sessions, rounds, delayMS int) (sample, float64, time.Duration, error) {
+	w, err := newWorld(tool, turnSteps, delayMS)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
 	}
 	defer w.close()
 	dir, err := b.folder("step")
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
 	}
 	sys, err := openSystem(ctx, filepath.Join(dir, "data"), w.rules())
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
 	}
 	defer sys.close()
 	if err := connect(ctx, sys.db, w.mcpURL); err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
 	}
-	start := time.Now()
+	start, used := time.Now(), cpuTime()
 	err = each(sessions, func(i int) error {
-		s, err := sys.create(ctx, agentOf("steps", "scripted", "planaria:world"), fmt.Sprintf("[s%d]", i))
-		if err != nil {
-			return err
+		for r := range rounds {
+			s, err := sys.create(ctx, agentOf("steps", "scripted", "planaria:world"), fmt.Sprintf("[s%d-%d]", i, r))
+			if err == nil {
+				err = sys.idle(ctx, s.ID, 0)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return sys.idle(ctx, s.ID, 0)
+		return nil
 	})
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
 	}
-	perSecond := float64(sessions*steps) / time.Since(start).Seconds()
+	steps := sessions * rounds * turnSteps
+	perSecond := float64(steps) / time.Since(start).Seconds()
+	cpu := (cpuTime() - used) / time.Duration(steps)
 	out, err := w.between()
-	return out, perSecond, err
+	return out, perSecond, cpu, err
 }
 
 // rules routes every model to the world's.
@@ -243,23 +255,24 @@ func connect(ctx context.Context, db *store.DB, url string) error {
 
 // twoCalls makes the same calls with the same libraries and nothing between
 // them: no log, no rule, no record.
-func twoCalls(ctx context.Context, tool string, workers, steps, delayMS int) (sample, error) {
-	w, err := newWorld(tool, steps, delayMS)
+func twoCalls(ctx context.Context, tool string, workers, rounds, delayMS int) (sample, time.Duration, error) {
+	w, err := newWorld(tool, turnSteps, delayMS)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer w.close()
 	models, err := llm.NewModels(&http.Client{Transport: llm.Transport((&net.Dialer{}).DialContext)}, w.rules())
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	provider, _, err := models.For("scripted")
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	// One connection for each worker stays open, as the keeper keeps its own.
 	transport := &http.Transport{MaxIdleConnsPerHost: workers}
 	defer transport.CloseIdleConnections()
+	used := cpuTime()
 	err = each(workers, func(i int) error {
 		client := mcp.NewClient(&mcp.Implementation{Name: "bench", Version: "1"}, nil)
 		session, err := client.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: w.mcpURL, DisableStandaloneSSE: true,
@@ -268,12 +281,14 @@ func twoCalls(ctx context.Context, tool string, workers, steps, delayMS int) (sa
 			return err
 		}
 		defer session.Close()
-		return pairs(ctx, provider, session, tool, fmt.Sprintf("[s%d]", i), steps)
+		return pairs(ctx, provider, session, tool, fmt.Sprintf("[s%d]", i), rounds*turnSteps)
 	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return w.between()
+	cpu := (cpuTime() - used) / time.Duration(workers*rounds*turnSteps)
+	out, err := w.between()
+	return out, cpu, err
 }
 
 // pairs makes model call and tool call in turns.
