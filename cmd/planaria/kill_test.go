@@ -1,5 +1,3 @@
-//go:build systemwip
-
 package main
 
 import (
