@@ -1,5 +1,3 @@
-//go:build systemwip
-
 package server_test
 
 import (
