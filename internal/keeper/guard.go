@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"code.dny.dev/ssrf"
 )
@@ -68,6 +69,12 @@ func Guard(next DialFunc, own []string) DialFunc {
 		if err != nil {
 			return nil, fmt.Errorf("dial %s: %w", addr, err)
 		}
+		// 04747 is 4747 to a dialer, and must be to the checks.
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("dial %s: %w: its port is no number", addr, ErrForbidden)
+		}
+		port = strconv.FormatUint(n, 10)
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
 			return nil, fmt.Errorf("dial %s: %w", addr, err)

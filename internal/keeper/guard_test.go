@@ -46,6 +46,8 @@ func TestGuard(t *testing.T) {
 		"[::]:80":                       never,
 		"127.0.0.1:4747":                never,
 		"[::ffff:127.0.0.1]:4747":       never,
+		"127.0.0.1:04747":               never,
+		"8.8.8.8:domain":                never,
 		"[::1]:9000":                    never,
 		"127.0.0.1:9100":                never,
 		"127.0.0.1:9200":                never,
