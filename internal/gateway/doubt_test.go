@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -144,6 +145,31 @@ func TestConnectionDiesUnderAttempt(t *testing.T) {
 	}
 	e.want(id, store.StateCompleted, store.OutcomeRefused)
 	if n := w.Executions("act"); n != 0 {
+		t.Errorf("executed %d times", n)
+	}
+}
+
+// A caller that leaves while it lists takes the connection from nobody.
+func TestListerLeaves(t *testing.T) {
+	w, e := oneTool(t, "irreversible", `{"class":"irreversible"}`)
+	id := e.intend("act", `{"x":1}`)
+	e.mu.Lock()
+	e.fault = func(p string) error {
+		if p == "after_attempt" {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := e.gw.List(ctx, e.scope(), "world"); !errors.Is(err, context.Canceled) {
+				t.Errorf("list: %v", err)
+			}
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	if p := e.goOn(id); !p.Done || p.Answer.IsError {
+		t.Errorf("got %+v", p)
+	}
+	e.want(id, store.StateCompleted, store.OutcomeOK)
+	if n := w.Executions("act"); n != 1 {
 		t.Errorf("executed %d times", n)
 	}
 }

@@ -98,7 +98,7 @@ type conn struct {
 	name string
 	cred atomic.Pointer[credential]
 
-	opening sync.Mutex // held while the session is opened or checked
+	opening chan struct{} // full while the session is opened or checked
 	session atomic.Pointer[mcp.ClientSession]
 	gone    atomic.Bool  // the server does not know our session any more, or refuses us
 	status  atomic.Int32 // of the newest answer that was not a tool's
@@ -119,8 +119,15 @@ func (k *Keeper) open(ctx context.Context, t Target, fresh bool) (*conn, error) 
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, ConnectTime, errSlow)
 	defer cancel()
-	c.opening.Lock()
-	defer c.opening.Unlock()
+	select {
+	case c.opening <- struct{}{}:
+		defer func() { <-c.opening }()
+	case <-ctx.Done(): // another caller is at it, and its server is slow
+		if err := context.Cause(ctx); !errors.Is(err, errSlow) {
+			return nil, err
+		}
+		return nil, &ConnectError{Server: t.Server, Err: errSlow}
+	}
 	if c.session.Load() == nil || c.gone.Load() {
 		err = c.start(ctx)
 	} else if fresh || c.idle() > checkIdle {
@@ -130,10 +137,12 @@ func (k *Keeper) open(ctx context.Context, t Target, fresh bool) (*conn, error) 
 		}
 	}
 	if err != nil {
-		k.drop(c)
 		if ctx.Err() != nil && !errors.Is(context.Cause(ctx), errSlow) {
+			// The caller left, which says nothing about the connection: other
+			// sessions use it too.
 			return nil, context.Cause(ctx)
 		}
+		k.drop(c)
 		status := int(c.status.Load())
 		return nil, &ConnectError{
 			Server: t.Server,
@@ -167,7 +176,7 @@ func (k *Keeper) find(ctx context.Context, t Target) (*conn, error) {
 	k.mu.Lock()
 	c := k.conns[key]
 	if c == nil {
-		c = &conn{k: k, key: key, url: u, name: t.Server, used: time.Now()}
+		c = &conn{k: k, key: key, url: u, name: t.Server, used: time.Now(), opening: make(chan struct{}, 1)}
 		k.conns[key] = c
 	}
 	stale := k.sweep()
@@ -410,8 +419,8 @@ func (c *conn) expire() {
 
 // close ends the MCP session and closes the lines.
 func (c *conn) close() {
-	c.opening.Lock()
-	defer c.opening.Unlock()
+	c.opening <- struct{}{}
+	defer func() { <-c.opening }()
 	if s := c.session.Swap(nil); s != nil {
 		_ = s.Close() // best effort: the server forgets idle sessions by itself
 	}
