@@ -18,6 +18,9 @@ const (
 	claimBatch = 64
 	// idlePoll bounds the wait between looks for work: a lost wake-up costs at most this.
 	idlePoll = time.Second
+	// overdue is the wait where a session wants to be claimed and could not be:
+	// all slots are taken, another node is at it, or it is not for us.
+	overdue = 50 * time.Millisecond
 )
 
 // Manager drives the sessions that this process owns, and offers the
@@ -84,7 +87,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case len(leases) == claimBatch:
 			continue
 		}
-		m.rest(ctx, freed)
+		m.rest(ctx, freed, err)
 	}
 	close(m.draining)
 	drivers.Wait()
@@ -98,11 +101,19 @@ func (m *Manager) claim(ctx context.Context, n int) ([]*store.Lease, error) {
 	return m.cfg.Node.Claim(ctx, n)
 }
 
-// rest waits for work, for the next wake-up of a sleeping session, or for a slot.
-func (m *Manager) rest(ctx context.Context, freed <-chan struct{}) {
+// rest waits for work, for the next wake-up of a sleeping session, or for a
+// slot. After a failed claim it only waits: nobody is helped by asking a store
+// in trouble a thousand times a second.
+func (m *Manager) rest(ctx context.Context, freed <-chan struct{}, failed error) {
 	d := idlePoll
-	if at, err := m.cfg.Node.NextWake(ctx); err == nil && !at.IsZero() {
-		d = min(d, max(time.Until(at), time.Millisecond))
+	if failed == nil {
+		if at, err := m.cfg.Node.NextWake(ctx); err == nil && !at.IsZero() {
+			if until := time.Until(at); until > 0 {
+				d = min(d, until)
+			} else {
+				d = overdue
+			}
+		}
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
