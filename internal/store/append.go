@@ -400,7 +400,7 @@ func (db *DB) AppendUnowned(ctx context.Context, ws WorkspaceID, id SessionID, a
 	}
 	var c *change
 	var out []Entry
-	err = db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "unowned", landed: func(t *tx) (bool, error) {
+	err = db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "unowned", waits: true, landed: func(t *tx) (bool, error) {
 		return c.landed(t)
 	}}, func(t *tx) error {
 		r, err := t.fullRow(ws, id, true)
@@ -448,7 +448,7 @@ func (db *DB) AppendUnowned(ctx context.Context, ws WorkspaceID, id SessionID, a
 func (c *change) landed(t *tx) (bool, error) {
 	var head Seq
 	var hash []byte
-	err := t.queryRow(`SELECT head, head_hash FROM sessions WHERE workspace = ? AND id = ?`, c.row.Workspace, c.row.ID).Scan(&head, &hash)
+	err := t.queryRow(`SELECT head, head_hash FROM sessions WHERE workspace = ? AND id = ?`+t.db.lockRow(), c.row.Workspace, c.row.ID).Scan(&head, &hash)
 	if err != nil {
 		return false, err
 	}

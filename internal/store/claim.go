@@ -126,7 +126,7 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 	n.mu.Unlock()
 	var changes []*change
 	var bad map[sessionKey]string
-	err := db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "claim", landed: func(t *tx) (bool, error) {
+	err := db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "claim", waits: true, landed: func(t *tx) (bool, error) {
 		for _, c := range changes {
 			if there, err := c.landed(t); err != nil || !there {
 				return false, err

@@ -167,8 +167,14 @@ func (c *committer) commit(batch []load) {
 	switch {
 	case err == nil:
 	case errors.Is(err, errLostCommit) || len(batch) == 1 && len(batch[0].items) == 1:
+		if c.db.uncertain(err) {
+			err = fmt.Errorf("%w: %w", ErrUnknown, err)
+		}
 		for _, ld := range batch {
 			c.fail(ld, err)
+			if errors.Is(err, ErrUnknown) {
+				c.end(ld.l, err)
+			}
 		}
 	case len(batch) > 1:
 		for _, ld := range batch {
@@ -427,7 +433,8 @@ func (c *committer) end(l *Lease, cause error) {
 // compare finds out after an error of COMMIT what is there, session by session:
 // our new head: committed; the former head: to be written again; else fenced.
 // What cannot be found out is ErrUnknown and ends the lease. It returns what is
-// to be written again.
+// to be written again. On PostgreSQL the row is locked, and so a COMMIT that the
+// server is still at is waited for.
 func (c *committer) compare(vs []*verdict, lost error) (again []load) {
 	var there []*verdict
 	for _, v := range vs {
@@ -441,7 +448,7 @@ func (c *committer) compare(vs []*verdict, lost error) (again []load) {
 		var hash []byte
 		err := c.db.fault("append.compare")
 		if err == nil {
-			err = c.db.peek(context.Background()).queryRow(`SELECT owner, fence, head, head_hash FROM sessions WHERE workspace = ? AND id = ?`,
+			err = c.db.peek(context.Background()).queryRow(`SELECT owner, fence, head, head_hash FROM sessions WHERE workspace = ? AND id = ?`+c.db.lockRow(),
 				v.l.key.ws, v.l.key.id).Scan(&owner, &fence, &head, &hash)
 		}
 		switch {

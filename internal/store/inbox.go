@@ -229,7 +229,7 @@ func (db *DB) Deliver(ctx context.Context, ws WorkspaceID, id SessionID, ds []De
 	var out []Accepted
 	var queued []Inbox
 	var last *sessionRow
-	err = db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "deliver", landed: func(t *tx) (bool, error) {
+	err = db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "deliver", waits: true, landed: func(t *tx) (bool, error) {
 		return t.accepted(last, queued)
 	}}, func(t *tx) error {
 		r, err := t.fullRow(ws, id, true)
@@ -282,16 +282,16 @@ func (t *tx) accepted(r *sessionRow, queued []Inbox) (bool, error) {
 		return true, nil
 	}
 	first := queued[0]
+	var last int64
+	if err := t.queryRow(`SELECT inbox_last FROM sessions WHERE workspace = ? AND id = ?`+t.db.lockRow(), r.Workspace, r.ID).Scan(&last); err != nil {
+		return false, err
+	}
 	var id string
 	err := t.queryRow(`SELECT id FROM inbox WHERE workspace = ? AND session = ? AND n = ?`, r.Workspace, r.ID, first.N).Scan(&id)
 	if err == nil {
 		return id == first.ID, nil
 	}
 	if !errors.Is(err, sql.ErrNoRows) {
-		return false, err
-	}
-	var last int64
-	if err := t.queryRow(`SELECT inbox_last FROM sessions WHERE workspace = ? AND id = ?`, r.Workspace, r.ID).Scan(&last); err != nil {
 		return false, err
 	}
 	if last < first.N {

@@ -42,7 +42,7 @@ func (m *model) work() bool {
 	if m.paused && m.status == store.StatusIdle {
 		return false
 	}
-	return m.status != store.StatusIdle || len(m.inbox) > 0
+	return m.effective() != store.StatusIdle || len(m.inbox) > 0
 }
 
 // machine runs random operations on a store and on models of its sessions.

@@ -82,14 +82,22 @@ func (r *sessionRow) setArgs() []any {
 // needs none.
 func (t *tx) sessionRow(ws WorkspaceID, id SessionID, lock bool) (*sessionRow, error) {
 	q := `SELECT ` + sessionColumns + ` FROM sessions WHERE workspace = ? AND id = ? AND deleted_at = 0`
-	if lock && t.db.pg {
-		q += ` FOR NO KEY UPDATE`
+	if lock {
+		q += t.db.lockRow()
 	}
 	r, err := scanRow(t.queryRow(q, ws, id))
 	if err != nil {
 		return nil, fmt.Errorf("session %s: %w", id, notFound(t.db.mapErr(err)))
 	}
 	return r, nil
+}
+
+// lockRow ends a query that holds its row against other writers.
+func (db *DB) lockRow() string {
+	if db.pg {
+		return ` FOR NO KEY UPDATE`
+	}
+	return ""
 }
 
 // fullRow reads a row with its configuration.

@@ -114,6 +114,9 @@ type writeOpt struct {
 	// landed finds out after an error of COMMIT whether the transaction is
 	// there. Nil: the caller gets ErrUnknown.
 	landed func(*tx) (bool, error)
+	// waits: landed locks a row that the transaction locked, so that on
+	// PostgreSQL it waits for a COMMIT that the server is still at.
+	waits bool
 }
 
 // write runs f in a write transaction, repeats it after serialization failures,
@@ -157,7 +160,11 @@ func (db *DB) writeOnce(ctx context.Context, o writeOpt, f func(*tx) error) erro
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	there := false
-	rerr := db.read(context.WithoutCancel(ctx), func(t *tx) (err error) {
+	look := db.read
+	if db.pg && o.waits {
+		look = func(ctx context.Context, f func(*tx) error) error { return db.transact(ctx, sql.LevelReadCommitted, f) }
+	}
+	rerr := look(context.WithoutCancel(ctx), func(t *tx) (err error) {
 		if err := db.fault(o.step + ".compare"); err != nil {
 			return err
 		}
@@ -169,6 +176,8 @@ func (db *DB) writeOnce(ctx context.Context, o writeOpt, f func(*tx) error) erro
 		return fmt.Errorf("%w: %w: %w", ErrUnknown, err, rerr)
 	case there:
 		return nil
+	case db.uncertain(err), db.isConn(err) && !o.waits:
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return err // not there, and the caller may try again
 }
