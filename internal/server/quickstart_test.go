@@ -57,6 +57,9 @@ func snippets(t *testing.T, doc string) []snippet {
 	return out
 }
 
+// startTimeout bounds how long a background block may take to say that it is ready.
+const startTimeout = time.Minute
+
 // TestQuickstart executes docs/quickstart.md from top to bottom in an empty
 // folder, against the real binary.
 func TestQuickstart(t *testing.T) {
@@ -85,6 +88,17 @@ func TestQuickstart(t *testing.T) {
 			t.Errorf("only %d blocks of kind %s: the extraction is broken", ran[what], what)
 		}
 	}
+}
+
+// buildPlanaria builds the binary into a folder of the test's own.
+func buildPlanaria(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "planaria")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/planaria/planaria/cmd/planaria")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build planaria: %v\n%s", err, out)
+	}
+	return program
 }
 
 // freePort finds a port that nobody listens on now.
