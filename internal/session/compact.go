@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/planaria/planaria/internal/gateway"
@@ -36,7 +37,7 @@ const summarySystem = "You compress the history of an AI agent that works on a l
 func (d *driver) compact(ctx context.Context, spec gateway.ModelSpec) error {
 	var st state
 	d.read(func(s *state) { st = *s })
-	if st.shrunk >= d.m.patience.Compactions {
+	if st.shrunk > d.m.patience.Compactions {
 		return d.exhausted(ctx, newSessionError("compaction_limit_reached_error",
 			"The history does not fit the model's context window even after it was compacted. Fork the session at an earlier point or use a model with a larger window.", "exhausted"))
 	}
@@ -45,6 +46,9 @@ func (d *driver) compact(ctx context.Context, spec gateway.ModelSpec) error {
 		window = fallbackWindow
 	}
 	for try := range d.m.patience.Compactions {
+		if st.shrunk == d.m.patience.Compactions {
+			break // summaries did not help: what is kept beside them is too long
+		}
 		room := window / 2 * bytesPerToken >> (try + st.shrunk)
 		req := gateway.ModelRequest{Model: st.agent.Model.ID, System: summarySystem, MaxTokens: min(maxSummary, max(spec.MaxOutput, 1)),
 			Messages: []gateway.Message{{Role: "user", Content: []gateway.Block{{Type: "text", Text: "History:\n\n" + render(st.messages, room) + "\n\nWrite the summary now."}}}}}
@@ -166,9 +170,32 @@ func newest(ms []gateway.Message, n int) []gateway.Message {
 		}
 	}
 	if start == len(ms) {
-		return lastInput(ms)
+		return fitting(lastInput(ms), n)
 	}
 	return ms[start:]
+}
+
+// fitting keeps the newest n bytes of the user's words, which may be longer than
+// the window by themselves.
+func fitting(ms []gateway.Message, n int) []gateway.Message {
+	if len(ms) == 0 {
+		return nil
+	}
+	var words []gateway.Block
+	for _, b := range slices.Backward(ms[0].Content) {
+		size := len(encode(b))
+		if size > n {
+			if b.Type == "text" && n > 0 {
+				b.Text = "(the beginning was cut) " + strings.ToValidUTF8(b.Text[max(0, len(b.Text)-n):], "")
+				words = append(words, gateway.Block{Type: "text", Text: b.Text})
+			}
+			break
+		}
+		n -= size
+		words = append(words, b)
+	}
+	slices.Reverse(words)
+	return []gateway.Message{{Role: "user", Content: words}}
 }
 
 // render writes history as text, newest part kept, at most n bytes.

@@ -40,6 +40,7 @@ type env struct {
 	model  *httptest.Server
 	logs   *logs
 	pat    session.Patience
+	window int // of the model, tokens
 
 	mu    sync.Mutex
 	fault func(point string) error
@@ -88,8 +89,8 @@ func newEnv(t testing.TB, world *testenv.MCPWorld, contracts map[string]string, 
 		t.Fatal(err)
 	}
 	e := &env{t: t, folder: filepath.Join(dir, "data"), master: m, blobs: blobs, world: world, logs: &logs{},
-		model: httptest.NewServer(llm.NewScriptServer(script)),
-		pat:   session.Patience{Base: 5 * time.Millisecond, Max: 50 * time.Millisecond}}
+		model: httptest.NewServer(llm.NewScriptServer(script)), window: 1_000_000,
+		pat: session.Patience{Base: 5 * time.Millisecond, Max: 50 * time.Millisecond}}
 	t.Cleanup(e.model.Close)
 	e.open(contracts)
 	t.Cleanup(func() {
@@ -179,7 +180,7 @@ func (e *env) open(contracts map[string]string) {
 	effects := effect.New(db, effect.Config{SendWithin: time.Minute}) // a slow machine is not what is tested
 	config := llm.Config{BaseURL: e.model.URL, Key: func() string { return "key" }}
 	models, err := llm.NewModels(http.DefaultClient, []llm.Rule{{Pattern: "*", Provider: "anthropic", Config: config,
-		ContextWindow: 1_000_000, MaxOutput: 1000, Prices: &llm.Prices{Input: 3, Output: 15}}})
+		ContextWindow: e.window, MaxOutput: 1000, Prices: &llm.Prices{Input: 3, Output: 15}}})
 	if err != nil {
 		e.t.Fatal(err)
 	}

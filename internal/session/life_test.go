@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -449,5 +450,40 @@ func TestRefusedContent(t *testing.T) {
 		if refused != 1 {
 			t.Errorf("status %d: refused %d times, want once", status, refused)
 		}
+	}
+}
+
+// A message that is longer than the window by itself is cut in the end, and the
+// session goes on (trial C1).
+func TestMessageLongerThanWindow(t *testing.T) {
+	e := newEnv(t, nil, nil, llm.Step{Text: "Done. Done. Done."}, done, done, done, done, done, done)
+	scripted := e.model.Config.Handler
+	summaries := 0
+	e.model.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		if bytes.Contains(body, []byte("You compress the history")) {
+			summaries++
+		} else if len(body) > 10_000 {
+			http.Error(w, `{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long"}}`, http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		scripted.ServeHTTP(w, r)
+	})
+	e.kill()
+	e.window = 8_000
+	e.restart()
+	id := e.begin()
+	e.rests(id, 1)
+	e.send(id, message(strings.Repeat("word ", 10_000)+"the end"))
+	if reason, _ := e.rests(id, 2); reason != "end_turn" {
+		t.Errorf("rests with %s after %d summaries\n%s", reason, summaries, e.tell(id))
+	}
+	e.send(id, message("and this"))
+	if reason, _ := e.rests(id, 3); reason != "end_turn" {
+		t.Errorf("rests with %s\n%s", reason, e.tell(id))
 	}
 }

@@ -185,7 +185,7 @@ func (st *state) foldEvent(e store.Entry) error {
 		}
 	case inMessage:
 		st.add("user", blocksOf(b.Content))
-		st.want, st.cuts = true, 0
+		st.want, st.cuts, st.shrunk = true, 0, 0
 		clear(st.tries)
 	case inSystem:
 		st.add("system", blocksOf(b.Content))
