@@ -60,6 +60,27 @@ func TestChild(t *testing.T) {
 		case "append":
 			_, err := db.Append(ctx, l, entries(event("child")))
 			fmt.Println("appended", err == nil, "fenced", errors.Is(err, store.ErrFenced))
+		case "hammer":
+			ls, err := n.Claim(ctx, 100)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, l := range ls {
+				wg.Go(func() {
+					for {
+						id := newEffect()
+						for _, a := range []store.Append{entries(intent(id, store.ClassIrreversible)), entries(attempt(id, 1)), entries(completion(id, 1))} {
+							out, err := db.Append(ctx, l, a)
+							if err != nil {
+								return
+							}
+							// One write per line: a line that is there is whole.
+							os.Stdout.WriteString(fmt.Sprintf("ack %s %d\n", l.Session(), out[0].Seq))
+						}
+					}
+				})
+			}
+			fmt.Println("hammering", len(ls))
 		case "trusted":
 			fmt.Println("trusted", time.Now().Round(0).Before(l.Trusted()))
 		case "leave":
@@ -473,4 +494,49 @@ func TestCutConnections(t *testing.T) {
 		}
 		e.sound(l.Session())
 	}
+}
+
+// A process that is killed at any moment loses nothing that it acknowledged,
+// and its successor goes on (recipes K1 to K3, W3).
+func TestKilledWriter(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		const sessions, kills = 6, 5
+		head := map[store.SessionID]store.Seq{}
+		for range sessions {
+			s := e.create(message("go"))
+			head[s.ID] = s.Head
+		}
+		for round := range kills {
+			e.close()
+			c := newChild(t, e.cfg.URL, time.Hour)
+			if got := c.tell("hammer", "hammering"); got != fmt.Sprint(sessions) {
+				t.Fatalf("round %d: the child claimed %s sessions", round, got)
+			}
+			acks := 0
+			for limit := 20 + 37*round; c.out.Scan(); {
+				var id store.SessionID
+				var seq store.Seq
+				if _, err := fmt.Sscanf(c.out.Text(), "ack %s %d", &id, &seq); err != nil {
+					continue
+				}
+				if head[id] >= seq {
+					t.Fatalf("session %s: seq %d was given out again", id, seq)
+				}
+				head[id] = seq
+				if acks++; acks == limit {
+					c.cmd.Process.Kill() // what is in the pipe was acknowledged, too
+				}
+			}
+			c.cmd.Wait()
+			e.open()
+			for id, want := range head {
+				s := e.session(id)
+				if s.Head < want || s.Damaged != "" {
+					t.Fatalf("round %d: session %s ends at %d (%s), acknowledged was %d", round, id, s.Head, s.Damaged, want)
+				}
+				head[id] = s.Head
+				e.sound(id)
+			}
+		}
+	})
 }
