@@ -429,6 +429,9 @@ func (d *driver) interrupt(ctx context.Context, r store.Inbox) error {
 // interruptedResult is what the model reads for a call that was never sent.
 const interruptedResult = "The user interrupted before this call was made. It did not happen; make it again if it is still wanted."
 
+// interruptedRead is what it reads for a read, which may have been under way.
+const interruptedRead = "The user interrupted before an answer came. The call only reads: make it again if it is still wanted."
+
 // abandon closes one open call.
 func (d *driver) abandon(ctx context.Context, c *call) error {
 	if c.effect == "" {
@@ -446,7 +449,11 @@ func (d *driver) abandon(ctx context.Context, c *call) error {
 	}
 	switch e.State {
 	case store.StateAwaitingApproval, store.StateIntended:
-		p, err = d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, interruptedResult, nil, d.result(c))
+		reason := interruptedResult
+		if e.Class == store.ClassRead && e.State == store.StateIntended {
+			reason = interruptedRead
+		}
+		p, err = d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, reason, nil, d.result(c))
 	default:
 		p, err = d.m.cfg.Gateway.Settle(ctx, d.scope, c.effect, SettleRequest{Outcome: "tell", Person: "user"}, nil, d.result(c))
 	}
