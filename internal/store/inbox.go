@@ -101,7 +101,11 @@ func (t *tx) inbox(r *sessionRow) ([]Inbox, error) {
 func (t *tx) openBody(ws WorkspaceID, key *dataKey, body []byte, blob string, aad []byte) ([]byte, error) {
 	if blob != "" {
 		var err error
-		if body, err = t.db.cfg.Blobs.Get(t.ctx, string(ws), blob); err != nil {
+		body, err = t.db.cfg.Blobs.Get(t.ctx, string(ws), blob)
+		switch {
+		case err != nil && (t.ctx.Err() != nil || unreachable(err)):
+			return nil, fmt.Errorf("large body %s: %w", blob, err)
+		case err != nil:
 			return nil, fmt.Errorf("%w: large body %s: %w", ErrDamaged, blob, err)
 		}
 	}

@@ -239,7 +239,7 @@ func (t *tx) chainAt(row *sessionRow, seq Seq) (*chain, error) {
 	var hash []byte
 	err := t.queryRow(`SELECT hash FROM log WHERE workspace = ? AND session = ? AND seq = ?`, row.Workspace, holder, int64(seq)).Scan(&hash)
 	if err != nil {
-		return nil, fmt.Errorf("%w: seq %d: %w", ErrDamaged, seq, notFound(t.db.mapErr(err)))
+		return nil, fmt.Errorf("seq %d: %w", seq, missing(t.db.mapErr(err)))
 	}
 	copy(c.hash[:], hash)
 	return c, nil

@@ -113,7 +113,7 @@ func (t *tx) dataKey(ws WorkspaceID, id KeyID) (*dataKey, error) {
 	var wrapped []byte
 	err := t.queryRow(`SELECT wrapped FROM data_keys WHERE workspace = ? AND id = ? AND destroyed_at = 0`, ws, id).Scan(&wrapped)
 	if err != nil {
-		return nil, fmt.Errorf("%w: data key %s: %w", ErrDamaged, id, notFound(t.db.mapErr(err)))
+		return nil, fmt.Errorf("data key %s: %w", id, missing(t.db.mapErr(err)))
 	}
 	raw, err := t.db.keys.master.Unwrap(wrapped)
 	if err != nil {

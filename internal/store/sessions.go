@@ -112,7 +112,7 @@ func (t *tx) fullRow(ws WorkspaceID, id SessionID, lock bool) (*sessionRow, erro
 func (t *tx) loadConfig(r *sessionRow) error {
 	var sealed []byte
 	if err := t.queryRow(`SELECT config FROM session_configs WHERE workspace = ? AND session = ?`, r.Workspace, r.ID).Scan(&sealed); err != nil {
-		return fmt.Errorf("%w: configuration of session %s: %w", ErrDamaged, r.ID, notFound(t.db.mapErr(err)))
+		return fmt.Errorf("configuration of session %s: %w", r.ID, missing(t.db.mapErr(err)))
 	}
 	return t.openConfig(r, sealed)
 }

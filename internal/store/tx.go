@@ -5,8 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -246,6 +248,24 @@ func notFound(err error) error {
 		return ErrNotFound
 	}
 	return err
+}
+
+// missing is the error of a row that must be there. That it is gone is damage;
+// that it cannot be read now (the caller left, a connection broke) is not, and
+// must not refuse a session for good.
+func missing(err error) error {
+	if errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("%w: %w", ErrDamaged, ErrNotFound)
+	}
+	return err
+}
+
+// unreachable tells an error of the way to a blob, which may pass, from what
+// the blobs say of a blob.
+func unreachable(err error) bool {
+	var errno syscall.Errno
+	var ne net.Error
+	return errors.As(err, &errno) || errors.As(err, &ne)
 }
 
 // rewritten caches queries with PostgreSQL's placeholders. The queries are
