@@ -81,6 +81,8 @@ func TestChild(t *testing.T) {
 				})
 			}
 			fmt.Println("hammering", len(ls))
+		case "fail-sync":
+			fmt.Println("syncs-fail", failSyncs())
 		case "trusted":
 			fmt.Println("trusted", time.Now().Round(0).Before(l.Trusted()))
 		case "leave":
