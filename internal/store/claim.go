@@ -108,7 +108,7 @@ func (l *Lease) end(cause error) {
 	l.db.mu.Unlock()
 	close(l.lost)
 	if cause != nil {
-		l.node.drop(l)
+		l.node.drop(holding{l.key, l.fence})
 		l.db.log.Warn("lost lease", "session", l.key.id, "fence", l.fence, "err", cause)
 	}
 }
@@ -138,7 +138,7 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 		if err := t.holdNode(n); err != nil {
 			return err
 		}
-		if err := t.freeDropped(dropped); err != nil {
+		if err := t.freeDropped(n, dropped); err != nil {
 			return err
 		}
 		list, err := t.claimable(max)
@@ -160,12 +160,18 @@ func (n *Node) Claim(ctx context.Context, max int) ([]*Lease, error) {
 		return t.writeChanges(changes)
 	})
 	if err != nil {
+		if errors.Is(err, errLostCommit) {
+			// They may be this node's, now or in a moment, and have no lease.
+			for _, c := range changes {
+				n.drop(holding{sessionKey{c.row.Workspace, c.row.ID}, c.row.Fence})
+			}
+		}
 		return nil, fmt.Errorf("claim sessions: %w", err)
 	}
 	// Durable: the sessions are this node's. A crash right here: the next node
 	// finds this one dead and claims them again.
 	n.mu.Lock()
-	n.dropped = slices.DeleteFunc(n.dropped, func(l *Lease) bool { return slices.Contains(dropped, l) })
+	n.dropped = slices.DeleteFunc(n.dropped, func(h holding) bool { return slices.Contains(dropped, h) })
 	n.mu.Unlock()
 	for key, why := range bad {
 		db.log.Error("refused damaged session", "session", key.id, "err", why)

@@ -193,3 +193,22 @@ func TestRetriedCommit(t *testing.T) {
 		e.sound(id)
 	})
 }
+
+// A claim whose fate cannot be found out leaves no session with a living owner
+// and without a driver: the next claim frees what the lost one took (law L7).
+func TestUnknownClaim(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		id := e.create(message("go")).ID
+		e.fault.arm("claim.after", 1)
+		e.fault.arm("claim.compare", 1)
+		if _, err := e.node.Claim(t.Context(), 1); !errors.Is(err, store.ErrUnknown) {
+			t.Fatalf("claim = %v, want unknown", err)
+		}
+		ls, err := e.node.Claim(t.Context(), 1)
+		if err != nil || len(ls) != 1 || ls[0].Session() != id || ls[0].Fence() != 2 {
+			t.Fatalf("claim after it = %v, %v, want the session under a new fence; its owner is %q", ls, err, e.session(id).Owner)
+		}
+		e.must(ls[0], store.Append{Entries: []store.Draft{idle()}, Park: true})
+		e.finish(id)
+	})
+}

@@ -20,25 +20,39 @@ type Node struct {
 	until time.Time  // trusted until, by the local clock, less the margin
 	lost  bool
 	skew  time.Duration // of the local clock against the database's
-	// dropped are leases that ended although the store may still name this node
-	// as the owner (a commit of unknown outcome). The next claim frees them.
-	dropped []*Lease
+	// dropped are sessions that nobody drives here although the store may name
+	// this node as their owner (a commit of unknown outcome). The next claim
+	// frees them.
+	dropped []holding
 }
 
-// drop makes the next claim free a session whose lease ended on this side only:
-// otherwise a living node would own it without a driver (law L7).
-func (n *Node) drop(l *Lease) {
+// holding is a session under one fence.
+type holding struct {
+	key   sessionKey
+	fence Fence
+}
+
+// drop makes the next claim free sessions that are held on the other side only:
+// otherwise a living node would own them without a driver (law L7).
+func (n *Node) drop(hs ...holding) {
 	n.mu.Lock()
-	n.dropped = append(n.dropped, l)
+	n.dropped = append(n.dropped, hs...)
 	n.mu.Unlock()
 	wake(n.work)
 }
 
 // freeDropped frees dropped sessions that are still this node's under the same fence.
-func (t *tx) freeDropped(ls []*Lease) error {
-	for _, l := range ls {
+func (t *tx) freeDropped(n *Node, hs []holding) error {
+	for _, h := range hs {
+		if t.db.pg {
+			// A transaction whose connection broke may still be committing: the
+			// row's lock waits for it.
+			if _, err := t.exec(`SELECT 1 FROM sessions WHERE workspace = ? AND id = ? FOR NO KEY UPDATE`, h.key.ws, h.key.id); err != nil {
+				return err
+			}
+		}
 		if _, err := t.exec(`UPDATE sessions SET owner = '', former = owner WHERE workspace = ? AND id = ? AND owner = ? AND fence = ?`,
-			l.key.ws, l.key.id, l.node.id, int64(l.fence)); err != nil {
+			h.key.ws, h.key.id, n.id, int64(h.fence)); err != nil {
 			return err
 		}
 	}
