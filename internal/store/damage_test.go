@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"bytes"
+	"database/sql"
 	"errors"
 	mathrand "math/rand/v2"
 	"os"
@@ -359,8 +360,21 @@ func TestDamagedAtClaim(t *testing.T) {
 // Offline, without the folder lock, all chains are walked and nothing is written.
 func TestVerifyAll(t *testing.T) {
 	f := newFolder(t, 3)
-	if _, err := f.db.Exec(t.Context(), `UPDATE log SET fence = 7 WHERE session = ? AND seq = 3`, f.ids[1]); err != nil {
-		t.Fatal(err)
+	eff := newEffect()
+	id, l := f.started()
+	f.must(l, entries(intent(eff, store.ClassIrreversible)))
+	f.ids = append(f.ids, id)
+	for _, c := range []struct {
+		query string
+		id    store.SessionID
+	}{
+		{`UPDATE log SET fence = 7 WHERE seq = 3 AND session = ?`, f.ids[1]},
+		{`UPDATE sessions SET stop_reason = '{}' WHERE id = ?`, f.ids[2]},
+		{`UPDATE effects SET state = 'completed' WHERE session = ?`, id},
+	} {
+		if n, err := f.db.Exec(t.Context(), c.query, c.id); err != nil || n != 1 {
+			t.Fatalf("%s: %d rows, %v", c.query, n, err)
+		}
 	}
 	cfg := f.cfg
 	cfg.ReadOnly = true
@@ -374,8 +388,9 @@ func TestVerifyAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, id := range f.ids {
-		if got := problems[id]; (got != "") != (i == 1) {
-			t.Errorf("session %d: problem %q", i, got)
+		want := []string{"", "does not match its hash", "does not follow from the log: session", "does not follow from the log: effect " + string(eff)}[i]
+		if got := problems[id]; (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("session %d: problem %q, want %q", i, got, want)
 		}
 	}
 	// The same from the files that a power cut leaves, and after a clean end.
@@ -414,6 +429,28 @@ func TestRefusedFolders(t *testing.T) {
 	}
 	if _, err := store.Open(t.Context(), cfg(foreign)); !errors.Is(err, store.ErrForeign) || !strings.Contains(err.Error(), "thesis.doc") {
 		t.Errorf("open of a foreign folder = %v", err)
+	}
+	// Another program's database is not touched.
+	cats := filepath.Join(t.TempDir(), "cats.db")
+	other, err := sql.Open("sqlite", cats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.ExecContext(t.Context(), `CREATE TABLE cats (name TEXT)`); err != nil {
+		t.Fatal(err)
+	}
+	other.Close()
+	before, err := os.ReadFile(cats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := cfg("")
+	theirs.URL = "sqlite:" + cats
+	if _, err := store.Open(t.Context(), theirs); !errors.Is(err, store.ErrForeign) || !strings.Contains(err.Error(), "cats.db") {
+		t.Errorf("open of another program's database = %v", err)
+	}
+	if now, err := os.ReadFile(cats); err != nil || !bytes.Equal(before, now) {
+		t.Errorf("another program's database was written: %v", err)
 	}
 	newer := newEnv(t, "sqlite:"+filepath.Join(t.TempDir(), "planaria.db"))
 	if _, err := newer.db.Exec(t.Context(), `INSERT INTO migrations (name, at) VALUES ('9999_future', 1)`); err != nil {
@@ -493,5 +530,39 @@ func TestMigrationNames(t *testing.T) {
 	}
 	if a, b := strings.Join(names("sqlite"), " "), strings.Join(names("postgres"), " "); a != b {
 		t.Errorf("sqlite has %s, postgres has %s", a, b)
+	}
+}
+
+// After a power cut the witness lags. What was deleted meanwhile stays deleted,
+// and what is written behind a torn tail is read again (recipe K5).
+func TestLaggingWitness(t *testing.T) {
+	dir := t.TempDir()
+	e := newEnv(t, "sqlite:"+filepath.Join(dir, "planaria.db"))
+	gone, kept := e.create().ID, e.create().ID
+	file := filepath.Join(dir, "witness")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.db.DeleteSession(t.Context(), ws, gone, "p"); err != nil {
+		t.Fatal(err)
+	}
+	e.close()
+	if err := os.WriteFile(file, append(before, "torn"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.open()
+	if s, err := e.db.Session(t.Context(), ws, gone); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("deleted session = %q, %v; want not found", s.Damaged, err)
+	}
+	if _, err := e.db.AppendUnowned(t.Context(), ws, kept, entries(event("x")), nil); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := e.db.Exec(t.Context(), `DELETE FROM log WHERE session = ? AND seq = 3`, kept); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	e.crash()
+	if s := e.session(kept); !strings.Contains(s.Damaged, "seq 3, which was acknowledged") {
+		t.Errorf("session that lost an entry = %q, want damaged", s.Damaged)
 	}
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 )
 
@@ -118,6 +119,9 @@ func (t *tx) erase(row *sessionRow) (blobs []string, err error) {
 			after = r.Seq
 			digest, err := t.open(row.Workspace, r)
 			if err != nil {
+				if !errors.Is(err, ErrDamaged) {
+					return nil, err // it can be read another time
+				}
 				// Damage must not keep a body that somebody wants gone.
 				t.db.log.Warn("erased a damaged body", "session", row.ID, "seq", r.Seq, "err", err)
 				digest = [32]byte{}

@@ -3,8 +3,10 @@ package store
 import (
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -47,6 +49,13 @@ func (db *DB) openSQLite(ctx context.Context, file string) error {
 	fresh, err := db.lockFolder(dir, file)
 	if err != nil {
 		return err
+	}
+	if fresh { // for the owner's eyes only, as the files that SQLite puts beside it
+		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
+		f.Close()
 	}
 	if err := db.dialSQLite(ctx, file); err != nil {
 		return err
@@ -92,6 +101,12 @@ func (db *DB) lockFolder(dir, file string) (fresh bool, err error) {
 			}
 		}
 	}
+	// Before anything is written: the file may be another program's.
+	if mark, err := os.ReadFile(filepath.Join(dir, "lock")); !missing && string(mark) != lockMark && (err == nil || errors.Is(err, fs.ErrNotExist)) {
+		if err := refuseForeign(file); err != nil {
+			return false, err
+		}
+	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return false, err
@@ -112,6 +127,30 @@ func (db *DB) lockFolder(dir, file string) (fresh bool, err error) {
 		return false, fmt.Errorf("%w: the database %s is missing or empty, but this folder was initialised; restore it from a backup", ErrDamaged, file)
 	}
 	return fresh, nil
+}
+
+// refuseForeign looks at the header of a database in a folder that was not
+// initialised. Ours is empty or half-made by a start that died: it has our id,
+// or neither an id nor a schema.
+func refuseForeign(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	head := make([]byte, 100)
+	n, err := io.ReadFull(f, head)
+	if n == 0 && errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil || string(head[:16]) != "SQLite format 3\x00" {
+		return fmt.Errorf("%w: %s is not a database", ErrForeign, file)
+	}
+	schema, id := binary.BigEndian.Uint32(head[40:]), binary.BigEndian.Uint32(head[68:])
+	if id != sqliteAppID && (id != 0 || schema != 0) {
+		return fmt.Errorf("%w: the database %s belongs to another program", ErrForeign, file)
+	}
+	return nil
 }
 
 func markInitialised(lock *os.File, dir string) error {

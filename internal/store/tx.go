@@ -255,7 +255,7 @@ func notFound(err error) error {
 // must not refuse a session for good.
 func missing(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
-		return fmt.Errorf("%w: %w", ErrDamaged, ErrNotFound)
+		return fmt.Errorf("%w: the row is missing", ErrDamaged) // and not ErrNotFound: nobody deleted it
 	}
 	return err
 }

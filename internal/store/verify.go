@@ -19,7 +19,8 @@ type Report struct {
 }
 
 // Verify walks a session's chain from its first entry to its head, opens every
-// body, and compares the head. A session that is marked damaged is walked too.
+// body, and compares the head and the rows that follow from the log. A session
+// that is marked damaged is walked too.
 func (db *DB) Verify(ctx context.Context, ws WorkspaceID, id SessionID) (Report, error) {
 	rep := Report{Workspace: ws, Session: id}
 	err := db.read(ctx, func(t *tx) error {
@@ -47,6 +48,9 @@ func (t *tx) verify(row *sessionRow, rep *Report) error {
 	if err != nil {
 		return err
 	}
+	// What is erased tells nothing any more; a fork's rows begin in its ancestors' logs.
+	derive := row.deletedAt == 0 && row.Parent == ""
+	r := derived(row)
 	for c.seq < row.Head {
 		var got []logRow
 		err := t.each(`SELECT `+readColumns+` FROM log WHERE workspace = ? AND session = ? AND seq > ? ORDER BY seq LIMIT ?`,
@@ -68,6 +72,12 @@ func (t *tx) verify(row *sessionRow, rep *Report) error {
 			rep.Entries++
 			if got[i].Erased {
 				rep.Erased++
+				derive = false
+			}
+			if derive {
+				if err := r.refold(&got[i].Entry); err != nil {
+					return fmt.Errorf("%w: %w", ErrDamaged, err)
+				}
 			}
 		}
 	}
@@ -80,8 +90,18 @@ func (t *tx) verify(row *sessionRow, rep *Report) error {
 	if err := t.loadConfig(row); err != nil {
 		return err
 	}
-	_, err = t.inbox(row)
-	return err
+	if _, err = t.inbox(row); err != nil || !derive {
+		return err
+	}
+	diffs, err := t.differences(row, r)
+	if err != nil || len(diffs) == 0 {
+		return err
+	}
+	names := make([]string, len(diffs))
+	for i, d := range diffs {
+		names[i] = d.what
+	}
+	return fmt.Errorf("%w: does not follow from the log: %s", ErrDamaged, strings.Join(names, ", "))
 }
 
 // VerifyAll verifies every session of every workspace, deleted ones too. It
@@ -134,31 +154,56 @@ func (db *DB) Rebuild(ctx context.Context, ws WorkspaceID, id SessionID) (diff s
 }
 
 func (t *tx) rebuild(row *sessionRow) (string, error) {
-	start := Session{Workspace: row.Workspace, ID: row.ID, Parent: row.Parent, ForkSeq: row.ForkSeq, Lineage: row.Lineage, Status: StatusIdle}
-	r := newRows(start, func(EffectID, bool) (Effect, bool, error) { return Effect{}, false, nil })
+	r := derived(row)
 	entries, err := t.entries(row, Range{})
 	if err != nil {
 		return "", err
 	}
 	for i := range entries {
-		p, err := parse(&entries[i].Draft)
-		if err != nil {
+		if err := r.refold(&entries[i]); err != nil {
 			return "", err
 		}
-		if err := fold(r, &entries[i], p); err != nil {
-			return "", fmt.Errorf("seq %d: %w", entries[i].Seq, err)
-		}
 	}
-	var diffs []string
+	diffs, err := t.differences(row, r)
+	texts := make([]string, len(diffs))
+	for i, d := range diffs {
+		texts[i] = fmt.Sprintf("%s:\n stored  %s\n derived %s", d.what, d.stored, d.derived)
+	}
+	return strings.Join(texts, "\n"), err
+}
+
+// derived are the rows of a session before its first entry.
+func derived(row *sessionRow) *rows {
+	start := Session{Workspace: row.Workspace, ID: row.ID, Parent: row.Parent, ForkSeq: row.ForkSeq, Lineage: row.Lineage, Status: StatusIdle}
+	return newRows(start, func(EffectID, bool) (Effect, bool, error) { return Effect{}, false, nil })
+}
+
+// refold applies an entry that was read back.
+func (r *rows) refold(e *Entry) error {
+	p, err := parse(&e.Draft)
+	if err == nil {
+		err = fold(r, e, p)
+	}
+	if err != nil {
+		return fmt.Errorf("seq %d: %w", e.Seq, err)
+	}
+	return nil
+}
+
+// difference is a stored row that is not what the log says.
+type difference struct{ what, stored, derived string }
+
+// differences compares the stored rows with the derived ones.
+func (t *tx) differences(row *sessionRow, r *rows) (diffs []difference, err error) {
 	compare := func(what string, stored, derived any) {
 		if s, d := fmt.Sprintf("%+v", stored), fmt.Sprintf("%+v", derived); s != d {
-			diffs = append(diffs, fmt.Sprintf("%s:\n stored  %s\n derived %s", what, s, d))
+			diffs = append(diffs, difference{what, s, d})
 		}
 	}
 	compare("session", projected(row.Session), projected(r.session))
 	stored, err := t.effects(`workspace = ? AND session = ? ORDER BY id`, row.Workspace, row.ID)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	var ids []EffectID
 	for id := range r.effects {
@@ -175,10 +220,10 @@ func (t *tx) rebuild(row *sessionRow) (string, error) {
 	}
 	compare("count of effects", len(stored), len(derived))
 	for i := range min(len(stored), len(derived)) {
-		compare("effect", stored[i], derived[i])
+		compare("effect "+string(stored[i].ID), stored[i], derived[i])
 	}
 	compare("oldest open effect", row.openFrom, open)
-	return strings.Join(diffs, "\n"), nil
+	return diffs, nil
 }
 
 // projected is the part of a row that the log determines.

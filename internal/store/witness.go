@@ -86,6 +86,14 @@ func (w *witness) path(former bool) string {
 
 func openWitness(dir string) (*witness, error) {
 	w := &witness{dir: dir}
+	// A torn tail goes: what is written behind it would not be believed.
+	whole, err := w.each(false, func(testimony) {})
+	if err == nil {
+		err = os.Truncate(w.path(false), whole)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open witness: %w", err)
+	}
 	f, err := os.OpenFile(w.path(false), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open witness: %w", err)
@@ -152,40 +160,46 @@ func (w *witness) turn() error {
 func (w *witness) read() (map[sessionKey]testimony, error) {
 	last := map[sessionKey]testimony{}
 	for _, former := range []bool{true, false} {
-		f, err := os.Open(w.path(former))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		_, err := w.each(former, func(t testimony) { last[sessionKey{t.Workspace, t.Session}] = t })
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		in := bufio.NewReader(f)
-		for {
-			t, ok := readTestimony(in)
-			if !ok {
-				break
-			}
-			last[sessionKey{t.Workspace, t.Session}] = t
-		}
-		f.Close()
 	}
 	return last, nil
 }
 
-func readTestimony(in *bufio.Reader) (t testimony, ok bool) {
+// each calls f per record and returns the size of the sound part of the file.
+func (w *witness) each(former bool, f func(testimony)) (whole int64, err error) {
+	file, err := os.Open(w.path(former))
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	in := bufio.NewReader(file)
+	for {
+		t, size, ok := readTestimony(in)
+		if !ok {
+			return whole, nil
+		}
+		f(t)
+		whole += size
+	}
+}
+
+func readTestimony(in *bufio.Reader) (t testimony, size int64, ok bool) {
 	var head [8]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
-		return t, false
+		return t, 0, false
 	}
 	n := binary.BigEndian.Uint32(head[:4])
 	if n > 4096 {
-		return t, false
+		return t, 0, false
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(in, b); err != nil || crc32.ChecksumIEEE(b) != binary.BigEndian.Uint32(head[4:]) {
-		return t, false
+		return t, 0, false
 	}
-	return t, t.decode(b)
+	return t, int64(len(head)) + int64(n), t.decode(b)
 }
 
 // compareWitness refuses sessions that have less than was acknowledged.
@@ -225,7 +239,17 @@ func (db *DB) contradicts(ctx context.Context, key sessionKey, want testimony) (
 	case err != nil || damaged != "":
 		return "", err
 	case deleted != 0 && !want.Deleted:
-		return "the session is hidden, but nobody deleted it", nil
+		// After a power cut the witness may not know of a deletion; what was
+		// erased was deleted.
+		var kept, forks int64
+		if err := t.queryRow(`SELECT (SELECT count(*) FROM session_configs WHERE workspace = ? AND session = ?), (SELECT count(*) FROM sessions WHERE workspace = ? AND parent = ?)`,
+			key.ws, key.id, key.ws, key.id).Scan(&kept, &forks); err != nil {
+			return "", db.mapErr(err)
+		}
+		if kept > 0 && forks == 0 {
+			return "the session is hidden, but nobody deleted it", nil
+		}
+		return "", nil
 	case head < want.Head:
 		return fmt.Sprintf("entries up to seq %d were acknowledged, the log ends at seq %d", want.Head, head), nil
 	case inbox < want.Inbox:
