@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/planaria/planaria/api"
@@ -46,12 +47,17 @@ type effectReader struct {
 	err error
 }
 
-// entry reads one entry; false when there is none, it was erased, or an error came before.
+// entry reads one entry; false when there is none any more, or an error came
+// before. The log of a deleted session is gone and that of a damaged one is
+// refused: what the effect's row says is shown without it.
 func (r *effectReader) entry(seq store.Seq) (store.Entry, bool) {
 	if r.err != nil || seq == 0 {
 		return store.Entry{}, false
 	}
 	en, err := r.s.db.EntryAt(r.ctx, r.e.Workspace, r.e.Session, seq)
+	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrDamaged) {
+		return store.Entry{}, false
+	}
 	if err != nil {
 		r.err = fmt.Errorf("read effect %s: %w", r.e.ID, err)
 		return store.Entry{}, false
@@ -91,6 +97,9 @@ func (r *effectReader) first(w *api.Effect) {
 	}
 	w.Approval = &api.EffectApproval{EventID: in.Approved, Result: api.ResultAllow, Digest: p.Approval}
 	seq, err := r.s.db.SeqOf(r.ctx, r.e.Workspace, r.e.Session, store.EventID(in.Approved))
+	if errors.Is(err, store.ErrNotFound) {
+		return // deleted since the intent was read
+	}
 	if err != nil {
 		r.err = fmt.Errorf("read approval of effect %s: %w", r.e.ID, err)
 		return
@@ -281,7 +290,7 @@ func (s *server) settleEffect(ctx context.Context, c *call) (any, error) {
 
 // listApprovals lists what waits for a person, oldest first.
 func (s *server) listApprovals(ctx context.Context, c *call) (any, error) {
-	return s.pageOfEffects(ctx, c, store.EffectFilter{States: []store.EffectState{store.StateAwaitingApproval}})
+	return s.pageOfEffects(ctx, c, store.EffectFilter{States: []store.EffectState{store.StateAwaitingApproval}, Living: true})
 }
 
 // approvalAnswer is the body of POST /v1/approvals/{effect}.

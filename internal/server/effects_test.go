@@ -14,6 +14,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/planaria/planaria/api"
+	"github.com/planaria/planaria/internal/policy"
+	"github.com/planaria/planaria/internal/store"
 )
 
 // outside is an MCP server that counts executions.
@@ -56,7 +58,19 @@ func newOutside(t *testing.T) *outside {
 // asking starts a session whose model calls the outside tool with a policy.
 func (e *env) asking(o *outside, policy string) string {
 	e.t.Helper()
+	e.connect(o)
+	return e.ask(policy)
+}
+
+// connect declares the outside's tools.
+func (e *env) connect(o *outside) {
+	e.t.Helper()
 	e.do("POST", "/v1/connectors", fmt.Sprintf(`{"name":"out","kind":"mcp","url":%q,"tools":{"delete":{"class":"irreversible","identity":["id"]}}}`, o.url)).id(e.t)
+}
+
+// ask starts a session whose agent calls it.
+func (e *env) ask(policy string) string {
+	e.t.Helper()
 	agent := e.do("POST", "/v1/agents", fmt.Sprintf(`{"name":"a","model":"m","mcp_servers":[{"type":"url","name":"out","url":"planaria:out"}],
 		"tools":[{"type":"mcp_toolset","mcp_server_name":"out","default_config":{"permission_policy":{"type":%q}}}]}`, policy)).id(e.t)
 	env := e.do("POST", "/v1/environments", `{"name":"e"}`).id(e.t)
@@ -169,5 +183,40 @@ func TestSettle(t *testing.T) {
 	}
 	if n := o.calls.Load(); n != 1 {
 		t.Errorf("%d executions, want 1", n)
+	}
+}
+
+// Effects outlive their session as tombstones, and one deleted or damaged
+// session does not hide the effects of the others.
+func TestEffectsWithoutSession(t *testing.T) {
+	e := newEnv(t)
+	o := newOutside(t)
+	e.connect(o)
+	var ids []string
+	for range 3 {
+		id := e.ask("always_ask")
+		e.idleFor(id, "requires_action")
+		ids = append(ids, id)
+	}
+	if got := e.do("DELETE", "/v1/sessions/"+ids[0], ""); got.status != 200 {
+		t.Fatalf("delete = %d %s", got.status, got.body)
+	}
+	if err := e.db.Refuse(t.Context(), policy.HomeWorkspace, store.SessionID(ids[1]), "for a test"); err != nil {
+		t.Fatal(err)
+	}
+	byID := map[string]api.Effect{}
+	for _, x := range e.effects("/v1/effects?tool=delete") {
+		byID[x.SessionID] = x
+	}
+	if len(byID) != 3 || string(byID[ids[0]].Arguments) != "{}" || byID[ids[0]].Digest == "" || string(byID[ids[2]].Arguments) == "{}" {
+		t.Errorf("effects = %+v, want all three, that of the deleted session without content", byID)
+	}
+	if got := e.do("GET", "/v1/effects/"+byID[ids[0]].ID, ""); got.status != 200 {
+		t.Errorf("effect of a deleted session = %d %s", got.status, got.body)
+	}
+	for _, x := range e.effects("/v1/approvals") {
+		if x.SessionID == ids[0] {
+			t.Errorf("a call of a deleted session waits for a person: %+v", x)
+		}
 	}
 }

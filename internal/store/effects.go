@@ -131,6 +131,9 @@ func (db *DB) Effects(ctx context.Context, ws WorkspaceID, f EffectFilter) ([]Ef
 	if len(f.Tools) > 0 {
 		add("tool IN ("+marks(len(f.Tools))+")", anys(f.Tools)...)
 	}
+	if f.Living {
+		add("EXISTS (SELECT 1 FROM sessions s WHERE s.workspace = effects.workspace AND s.id = effects.session AND s.deleted_at = 0 AND s.status <> 'terminated')")
+	}
 	order := " ORDER BY id"
 	if f.Desc {
 		order += " DESC"

@@ -302,6 +302,9 @@ type EffectFilter struct {
 	States  []EffectState
 	Classes []Class
 	Tools   []string
+	// Living leaves out effects of sessions that take no input any more: deleted
+	// and terminated ones.
+	Living bool
 	// After is the last effect id of the former page; ids are time-ordered.
 	After EffectID
 	Desc  bool
