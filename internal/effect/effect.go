@@ -464,7 +464,13 @@ func (l *Log) Late(ctx context.Context, e store.Effect, ev store.Evidence) error
 	_, err = l.db.Deliver(ctx, e.Workspace, e.Session, []store.Delivery{{
 		ID: store.NewID("inb_", l.now()), Kind: store.InboxEvidence, Thread: e.Thread, Body: b,
 	}}, nil)
-	if err != nil && !errors.Is(err, store.ErrTerminated) {
+	if errors.Is(err, store.ErrTerminated) {
+		// Nobody will read an inbox there, and the effect may outlive its session
+		// in doubt: the operator sees the evidence in the log.
+		_, err = l.db.AppendUnowned(ctx, e.Workspace, e.Session, store.Append{Entries: []store.Draft{
+			{Kind: store.KindEvidence, ID: string(e.ID), Thread: e.Thread, Body: b}}}, nil)
+	}
+	if err != nil {
 		return fmt.Errorf("late evidence of %s: %w", e.ID, err)
 	}
 	return nil

@@ -173,3 +173,25 @@ func TestListerLeaves(t *testing.T) {
 		t.Errorf("executed %d times", n)
 	}
 }
+
+// An effect may outlive its session in doubt: what comes in late is kept where
+// the operator looks, although no owner will ever read the inbox there.
+func TestLateAnswerOfArchivedSession(t *testing.T) {
+	w := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "act", Class: "irreversible"})
+	e := newEnv(t, w, contracts{"act": `{"class":"irreversible"}`})
+	w.Script("act", testenv.MCPFault{Kind: "cut"})
+	id := e.intend("act", `{}`)
+	e.goOn(id)
+	e.want(id, store.StateInDoubt, "")
+	was := e.effect(id)
+	if _, err := e.db.Append(t.Context(), e.lease, store.Append{Park: true, Entries: []store.Draft{
+		{Kind: store.KindEvent, Type: "session.status_terminated", ID: store.NewID("sevt_", e.now()), Body: []byte(`{"v":1,"type":"session.status_terminated"}`)}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.effects.Late(t.Context(), was, store.Evidence{Kind: "late", Says: "happened"}); err != nil {
+		t.Fatalf("late evidence: %v", err)
+	}
+	if x, err := e.db.Effect(t.Context(), ws, id); err != nil || len(x.EvidenceSeqs) != 1 || x.State != store.StateInDoubt {
+		t.Errorf("effect is %s with evidence %v (%v), want in doubt with one piece", x.State, x.EvidenceSeqs, err)
+	}
+}

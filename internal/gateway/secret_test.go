@@ -279,3 +279,52 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("the whole answer is in the log %d times, want 1", n)
 	}
 }
+
+// Attack K2: a call that is out while its credential is rotated shows neither
+// the new nor the old one when it comes back.
+func TestRotatedCredentialIsScrubbed(t *testing.T) {
+	const next = "canary-rotated-5d0f1c"
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	w := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "act", Class: "irreversible",
+		Do: func(map[string]any) (any, error) { return map[string]any{"seen": canary}, nil }})
+	w.RequireBearer(canary)
+	e := newEnv(t, w, contracts{"act": `{"class":"irreversible"}`})
+	v := e.credential(ws, w.URL, canary)
+	e.vaults = []store.VaultID{v}
+	w.Script("act", testenv.MCPFault{Kind: "hang", Arrived: arrived, Release: release})
+	id := e.intend("act", `{}`)
+	done := make(chan gateway.Progress, 1)
+	go func() {
+		p, err := e.go1(id)
+		if err != nil {
+			t.Errorf("continue: %v", err)
+		}
+		done <- p
+	}()
+	<-arrived
+	key, err := effect.NormalizeURL(w.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	row, err := e.db.CredentialFor(t.Context(), ws, e.vaults, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.later(time.Second)
+	if _, err := e.db.UpdateCredential(t.Context(), ws, v, row.ID, func(c store.Credential) (store.Credential, error) {
+		sealed, err := e.master.Seal(string(ws), string(c.ID), vault.NewSecret(next))
+		c.Sealed, c.UpdatedAt = sealed, e.now()
+		return c, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.RequireBearer(next)
+	e.list() // the new token is in use now
+	close(release)
+	p := <-done
+	if !p.Done || !strings.Contains(text(p.Answer), vault.Redacted) {
+		t.Errorf("got %+v %s, want the old credential scrubbed", p, text(p.Answer))
+	}
+	noSecret(t, "answer", text(p.Answer))
+	noSecret(t, "log", e.log())
+}

@@ -81,6 +81,9 @@ type connKey struct {
 	url        string
 	operator   bool
 	credential store.CredentialID
+	// since tells a rotated credential from its former self: a call that is out
+	// keeps the connection, and the scrubber, of the token that it was sent with.
+	since int64
 }
 
 // credential is what is added on the way out.
@@ -168,15 +171,16 @@ func (k *Keeper) find(ctx context.Context, t Target) (*conn, error) {
 	if !t.Operator && !k.cfg.AllowPrivateNetworks && literal(u.Hostname()) {
 		return nil, &ConnectError{Server: t.Server, Err: errors.New("a literal address is used through a connector, or with --allow-private-networks")}
 	}
-	cred, id, err := k.credential(ctx, t)
+	key := connKey{ws: t.Workspace, url: t.URL, operator: t.Operator}
+	cred, err := k.credential(ctx, t, &key)
 	if err != nil {
 		return nil, &ConnectError{Server: t.Server, Err: err}
 	}
-	key := connKey{ws: t.Workspace, url: t.URL, operator: t.Operator, credential: id}
 	k.mu.Lock()
 	c := k.conns[key]
 	if c == nil {
 		c = &conn{k: k, key: key, url: u, name: t.Server, used: time.Now(), opening: make(chan struct{}, 1)}
+		c.cred.Store(cred)
 		k.conns[key] = c
 	}
 	stale := k.sweep()
@@ -184,7 +188,6 @@ func (k *Keeper) find(ctx context.Context, t Target) (*conn, error) {
 	for _, s := range stale {
 		k.background(s.close)
 	}
-	c.cred.Store(cred) // a rotated token is used at once
 	return c, nil
 }
 
@@ -199,28 +202,29 @@ func literal(host string) bool {
 }
 
 // credential returns the session's credential for the server, nil when none matches.
-func (k *Keeper) credential(ctx context.Context, t Target) (*credential, store.CredentialID, error) {
+func (k *Keeper) credential(ctx context.Context, t Target, key *connKey) (*credential, error) {
 	if len(t.Vaults) == 0 {
-		return nil, "", nil
+		return nil, nil
 	}
 	row, err := k.cfg.DB.CredentialFor(ctx, t.Workspace, t.Vaults, t.URL)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, "", nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("look up credential: %w", err)
+		return nil, fmt.Errorf("look up credential: %w", err)
 	}
 	if row.AuthType != "static_bearer" {
-		return nil, "", fmt.Errorf("credential %s has type %s, which is not supported yet", row.ID, row.AuthType)
+		return nil, fmt.Errorf("credential %s has type %s, which is not supported yet", row.ID, row.AuthType)
 	}
 	token, err := k.cfg.Vault.Open(string(row.Workspace), string(row.ID), row.Sealed)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	if err := vault.CheckHeaderValue(token.Reveal()); err != nil {
-		return nil, "", fmt.Errorf("credential %s: %w", row.ID, err)
+		return nil, fmt.Errorf("credential %s: %w", row.ID, err)
 	}
-	return &credential{token: token, scrub: vault.NewScrubber(token)}, row.ID, nil
+	key.credential, key.since = row.ID, row.UpdatedAt.UnixMicro()
+	return &credential{token: token, scrub: vault.NewScrubber(token)}, nil
 }
 
 // sweep takes connections out of the map that are unused for long, or the
@@ -338,16 +342,36 @@ func readTool(raw json.RawMessage) (Tool, error) {
 	if err := json.Unmarshal(raw, &d); err != nil {
 		return Tool{}, err
 	}
-	var schema struct {
-		Type string `json:"type"`
-	}
-	// The protocol wants an object; a model API refuses every request that offers
-	// a tool of another type, so one bad tool would stop the whole session.
-	if d.Name == "" || len(d.Name) > 128 || json.Unmarshal(d.InputSchema, &schema) != nil || schema.Type != "object" {
+	if d.Name == "" || len(d.Name) > 128 || !offerable(d.InputSchema) {
 		return Tool{}, errors.New("no usable definition")
 	}
 	return Tool{Name: d.Name, Description: Plain(d.Description), InputSchema: d.InputSchema,
 		Annotations: d.Annotations, Digest: effect.DefinitionDigest(raw)}, nil
+}
+
+// offerable reports whether model APIs take a tool of this schema: an object at
+// the root, no root combinator, property names of at most 64 plain characters
+// (reference section 11.1 has the same rules for custom tools). They refuse the
+// whole request for one bad tool, so that it would stop the session.
+func offerable(schema json.RawMessage) bool {
+	var s struct {
+		Type       string                     `json:"type"`
+		OneOf      json.RawMessage            `json:"oneOf"`
+		AnyOf      json.RawMessage            `json:"anyOf"`
+		AllOf      json.RawMessage            `json:"allOf"`
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	if json.Unmarshal(schema, &s) != nil || s.Type != "object" || s.OneOf != nil || s.AnyOf != nil || s.AllOf != nil {
+		return false
+	}
+	for name := range s.Properties {
+		if name == "" || len(name) > 64 || strings.ContainsFunc(name, func(r rune) bool {
+			return r != '_' && r != '.' && r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // tool returns a tool as last listed.

@@ -5,3 +5,6 @@ var Hidden = hidden
 
 // Literal shows what counts as a literal address.
 var Literal = literal
+
+// Offerable shows which schemas a model API takes.
+var Offerable = offerable

@@ -383,7 +383,16 @@ func (d *driver) settle(ctx context.Context, r store.Inbox) error {
 		}
 		result = d.result(c, on...)
 	}
-	p, err := d.m.cfg.Gateway.Settle(ctx, d.scope, req.Effect, req.SettleRequest, []string{r.ID}, result)
+	// A probe asks the target, which takes its time: an interrupt or a drain
+	// does not wait for it, and the row stays for the next look.
+	var p gateway.Progress
+	var err error
+	d.during(ctx, func(soft context.Context) {
+		p, err = d.m.cfg.Gateway.Settle(soft, d.scope, req.Effect, req.SettleRequest, []string{r.ID}, result)
+		if err != nil && context.Cause(soft) != nil {
+			err = store.ErrConflict
+		}
+	})
 	if errors.Is(err, gateway.ErrSettled) {
 		_, err := d.append(ctx, store.Append{Consume: []string{r.ID}})
 		return err

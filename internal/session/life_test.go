@@ -487,3 +487,21 @@ func TestMessageLongerThanWindow(t *testing.T) {
 		t.Errorf("rests with %s\n%s", reason, e.tell(id))
 	}
 }
+
+// An answer that takes longer than the watchdog's patience but keeps coming is
+// not stuck: cut off, it would be paid for again and again.
+func TestLongAnswerIsNotStuck(t *testing.T) {
+	step := llm.Step{Text: strings.Repeat("word by word ", 60), ChunkDelayMS: 60}
+	e := newEnv(t, nil, nil, step)
+	e.pat.Silence = 250 * time.Millisecond
+	e.restart()
+	id := e.begin()
+	started := time.Now()
+	all := e.until(id, "the answer", ends(1))
+	if took := time.Since(started); took < 2*e.pat.Silence {
+		t.Fatalf("the answer took %v: too quick to prove anything", took)
+	}
+	if n := count(all, "span.model_request_start"); n != 1 {
+		t.Errorf("%d model requests, want 1\n%s", n, e.tell(id))
+	}
+}

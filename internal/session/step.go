@@ -111,42 +111,44 @@ func (c *cutShort) Error() string   { return "model request cut short: " + c.cau
 func (c *cutShort) Unwrap() []error { return []error{c.cause, c.err} }
 
 // previews turns provider fragments into deltas of the events to come. Text
-// blocks are counted as they will stand in the final event.
+// blocks are counted as they will stand in the final event. What arrives shows
+// that the request lives, however long its answer takes.
 func (d *driver) previews(a asked) func(gateway.ModelDelta) {
-	if a.purpose != purposeTurn {
-		return nil
-	}
 	position := map[int]int{} // block of the reply -> block of agent.message
 	thinking := false
 	return func(m gateway.ModelDelta) {
-		if !d.m.hub.watched(d.id) {
-			if m.Type == "text" {
-				if _, ok := position[m.Index]; !ok {
-					position[m.Index] = len(position)
-				}
-			}
+		d.alive()
+		if a.purpose != purposeTurn {
 			return
 		}
-		switch m.Type {
-		case "thinking":
-			if !thinking {
-				thinking = true
-				d.m.hub.publish(d.id, Delta{Event: a.think, Type: evThinking, Start: true})
-			}
-		case "text":
-			i, ok := position[m.Index]
-			if !ok {
-				i = len(position)
-				position[m.Index] = i
-				if i == 0 {
-					d.m.hub.publish(d.id, Delta{Event: a.message, Type: evMessage, Start: true})
-				}
+		i, known := position[m.Index]
+		if m.Type == "text" && !known {
+			i = len(position)
+			position[m.Index] = i
+		}
+		if !d.m.hub.watched(d.id) {
+			return
+		}
+		switch {
+		case m.Type == "thinking" && !thinking:
+			thinking = true
+			d.m.hub.publish(d.id, Delta{Event: a.think, Type: evThinking, Start: true})
+		case m.Type == "text":
+			if !known && i == 0 {
+				d.m.hub.publish(d.id, Delta{Event: a.message, Type: evMessage, Start: true})
 			}
 			if m.Text != "" {
 				d.m.hub.publish(d.id, Delta{Event: a.message, Type: evMessage, Index: i, Text: m.Text})
 			}
 		}
 	}
+}
+
+// alive puts off the watchdog.
+func (d *driver) alive() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.commit = d.m.now()
 }
 
 // mend closes what a dead owner left open: the span of a model request whose
