@@ -123,16 +123,11 @@ func interrupt(ctx context.Context, e *testenv.Env, id string) error {
 			return err
 		}
 	}
-	for {
-		stop, err := e.API.Await(ctx, id)
-		if err != nil || stop.Type == "end_turn" {
-			return err
-		}
-		// The interrupt is accepted and not acted on yet.
-		if err := e.Until(ctx, id, "session.status_idle"); err != nil {
-			return err
-		}
+	// It is accepted; until it is acted on the session rests as before.
+	if err := e.Until(ctx, id, "user.interrupt"); err != nil {
+		return err
 	}
+	return finish(ctx, e, id)
 }
 
 func pauseResume(ctx context.Context, e *testenv.Env, id string) error {
@@ -296,7 +291,7 @@ func (sc scenario) play(t *testing.T, e *testenv.Env, tag string, plan ...testen
 func plans(points map[string]int, engine string, thin int, rnd *rand.Rand) (out [][]testenv.Fault) {
 	names := slices.Sorted(maps.Keys(points))
 	for _, p := range names {
-		durable := strings.HasPrefix(p, "store:append.")
+		durable := p == "store:append.before" || p == "store:append.after"
 		for n := 1; n <= points[p]; n++ {
 			sample := n == 1 || n == points[p]
 			if !*matrixAll && !sample && !(durable && engine == testenv.SQLite) {

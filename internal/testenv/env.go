@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -102,7 +104,7 @@ type life struct {
 // New builds the system and starts it.
 func New(t testing.TB, o Options) *Env {
 	t.Helper()
-	e := &Env{t: t, opts: o, dir: t.TempDir(), Logs: &Logs{}}
+	e := &Env{t: t, opts: o, dir: tempDir(t), Logs: &Logs{}}
 	e.faults = newFaults()
 	e.World = NewOutside(t, canaryToken)
 	e.Model = NewModel(t, canaryModel)
@@ -194,6 +196,23 @@ func (e *Env) Through(f func(ctx context.Context) error) {
 		e.t.Fatalf("%v\n%s", err, e.Logs.Tail(4<<10))
 	}
 	e.t.Fatal("it does not come to its end")
+}
+
+// tempDir is a folder in memory where the machine has one: it is the process
+// that crashes here, not the machine, and a sync that costs nothing lets more
+// crashes into the same time.
+func tempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "planaria-test-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // objects makes what sessions are made of, through the API.
@@ -312,8 +331,9 @@ func (e *Env) start() (err error) {
 		close(l.served)
 		return err
 	}
-	e.listen = lis.Addr().String()
-	e.API.Base = "http://" + e.listen
+	if e.listen = lis.Addr().String(); e.API.Base == "" { // clients of former lives go on with it
+		e.API.Base = "http://" + e.listen
+	}
 	l.http = &http.Server{ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		Handler:     server.New(server.Config{DB: l.DB, Sessions: l.Sessions, Master: master, Node: l.Node.ID(), Version: "test", Logger: log}),
 		BaseContext: func(net.Listener) context.Context { return all }}
@@ -402,6 +422,48 @@ func (e *Env) Restart() {
 	}
 }
 
+// CopyData copies the data folder as it is on disk at this moment, as a power
+// cut or a backup would find it, and returns the copy. SQLite only; nothing may
+// be writing.
+func (e *Env) CopyData() string {
+	e.t.Helper()
+	dir := tempDir(e.t)
+	err := filepath.WalkDir(e.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == e.dir {
+			return err
+		}
+		to := filepath.Join(dir, strings.TrimPrefix(path, e.dir))
+		if d.IsDir() {
+			return os.Mkdir(to, 0o700)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(to, b, 0o600)
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return dir
+}
+
+// OpenCopy opens the store of a copied data folder as a server would, with the
+// keys of the original.
+func (e *Env) OpenCopy(dir string) (*store.DB, error) {
+	master, err := vault.OpenMaster(dir, "")
+	if err != nil {
+		return nil, err
+	}
+	blobs, err := blob.Open(filepath.Join(dir, "blobs"))
+	if err != nil {
+		return nil, err
+	}
+	e.t.Cleanup(func() { blobs.Close() })
+	return store.Open(context.Background(), store.Config{URL: "sqlite:" + filepath.Join(dir, "planaria.db"), Master: master, Blobs: blobs,
+		Logger: slog.New(slog.NewTextHandler(e.Logs, nil))})
+}
+
 // DB is the store of this life.
 func (e *Env) DB() *store.DB { return e.life.DB }
 
@@ -483,14 +545,9 @@ func (e *Env) Finish(id string) Stop {
 	return stop
 }
 
-// Until waits for the next event of a type that is committed from now on, or
-// that the session's log already ends with.
+// Until waits until a session's log holds an event of a type.
 func (e *Env) Until(ctx context.Context, id, typ string) error {
-	s, err := e.life.DB.Session(ctx, "default", store.SessionID(id))
-	if err != nil {
-		return err
-	}
-	f, err := e.life.DB.Follow(ctx, "default", store.SessionID(id), max(0, s.Head-1))
+	f, err := e.life.DB.Follow(ctx, "default", store.SessionID(id), 0)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package testenv_test
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/planaria/planaria/internal/llm"
@@ -29,4 +30,17 @@ func TestSmoke(t *testing.T) {
 	e.Crash()
 	e.Restart()
 	e.Check()
+}
+
+// textOf is the text of a message event.
+func textOf(ev testenv.Event) string {
+	var b struct {
+		Content []struct {
+			Text string `json:"text"`
+		} `json:"content"`
+	}
+	if err := json.Unmarshal(ev.Raw, &b); err != nil || len(b.Content) == 0 {
+		return ""
+	}
+	return b.Content[0].Text
 }

@@ -308,6 +308,7 @@ type logCheck struct {
 	id     store.SessionID
 	last   store.Entry
 	idle   bool // the last status event was idle
+	paused bool
 	events []store.Entry
 	trails map[store.EffectID]*trail
 	uses   map[string]*toolUse
@@ -469,8 +470,9 @@ func (c *logCheck) completion(e store.Entry, t *trail, bad func(string), read fu
 // (reference section 9.11): input, and what ends or changes the session.
 var afterIdle = []string{"session.status_running", "session.updated", "session.thread_status_terminated", "session.status_terminated"}
 
-// afterQuestion may follow too when the session waits for answers: a denial or
-// an interrupt closes calls, and idle is said anew for what is left.
+// afterQuestion may follow too when the session waits for answers or is paused
+// with calls open: a denial or an interrupt closes calls, and idle is said anew
+// for what is left.
 var afterQuestion = []string{"agent.tool_result", "agent.mcp_tool_result", "session.thread_status_idle", "session.usage", "session.status_idle",
 	"session.paused", "session.resumed"}
 
@@ -487,7 +489,7 @@ func (c *logCheck) event(e store.Entry) {
 		return
 	}
 	allowed := slices.Contains(afterIdle, e.Type) || strings.HasPrefix(e.Type, "user.") || e.Type == "system.message" ||
-		c.stop.Type == "requires_action" && slices.Contains(afterQuestion, e.Type)
+		(c.stop.Type == "requires_action" || c.paused) && slices.Contains(afterQuestion, e.Type)
 	if c.idle && !allowed {
 		c.breaks("%s: seq %d: %s stands behind session.status_idle", c.id, e.Seq, e.Type)
 	}
@@ -503,6 +505,10 @@ func (c *logCheck) event(e store.Entry) {
 	switch e.Type {
 	case "session.status_running":
 		c.idle = false
+	case "session.paused":
+		c.paused = true
+	case "session.resumed":
+		c.paused = false
 	case "session.status_idle":
 		if before(1) != "session.usage" || before(2) != "session.thread_status_idle" {
 			c.breaks("%s: seq %d: session.status_idle stands behind %s, %s", c.id, e.Seq, before(2), before(1))
