@@ -455,3 +455,29 @@ func TestUsage(t *testing.T) {
 		}
 	})
 }
+
+// Acts at the same moment all join one chain: none is refused because others
+// write its head.
+func TestAuditRace(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		const writers, each = 48, 5
+		var wg sync.WaitGroup
+		for range writers {
+			wg.Go(func() {
+				for range each {
+					now := e.db.Now()
+					ctx := store.WithAct(t.Context(), store.Act{Workspace: ws, Node: "n", Principal: "p", Action: "agents.create"})
+					if _, err := e.db.CreateAgent(ctx, store.Agent{Workspace: ws, ID: store.AgentID(store.NewID("agent_", now)), Version: 1,
+						Name: "a", Body: json.RawMessage(`{}`), CreatedAt: now, UpdatedAt: now}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		chains, err := e.db.VerifyAudit(t.Context(), ws)
+		if err != nil || len(chains) != 1 || chains[0].Rows != writers*each {
+			t.Errorf("chains = %+v, %v", chains, err)
+		}
+	})
+}

@@ -68,6 +68,9 @@ func (db *DB) openSQLite(ctx context.Context, file string) error {
 	if err := db.migrate(ctx); err != nil {
 		return err
 	}
+	if err := db.checkSchema(ctx); err != nil {
+		return err
+	}
 	if fresh {
 		if _, err := db.writer.conn.ExecContext(ctx, `PRAGMA wal_checkpoint(TRUNCATE)`); err != nil {
 			return err
@@ -200,7 +203,10 @@ func (db *DB) dialSQLite(ctx context.Context, file string) error {
 		if err := db.checkSQLite(ctx); err != nil {
 			return err
 		}
-		return db.checkFormat(ctx)
+		if err := db.checkFormat(ctx); err != nil {
+			return err
+		}
+		return db.checkSchema(ctx)
 	}
 	return nil
 }

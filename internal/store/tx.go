@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -136,6 +137,21 @@ func (db *DB) write(ctx context.Context, o writeOpt, f func(*tx) error) error {
 		if err == nil || !(try < maxTries && db.isRetry(err)) && !(try < connTries && !lost && db.isConn(err)) {
 			return err
 		}
+		if db.isRetry(err) {
+			stepAside(ctx, try)
+		}
+	}
+}
+
+// stepAside waits a moment of chance before a transaction that met others is
+// repeated, the longer the more often it met them: many that write one row (the
+// head of the audit chain) would else meet each time.
+func stepAside(ctx context.Context, try int) {
+	t := time.NewTimer(rand.N(min(time.Millisecond<<min(try, 10), 50*time.Millisecond)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
 	}
 }
 
