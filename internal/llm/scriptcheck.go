@@ -77,35 +77,35 @@ func fieldSet(names string) map[string]bool {
 // error is the message of its 400.
 func readScriptRequest(body []byte) (*scriptRequest, error) {
 	if !utf8.Valid(body) || loneSurrogate(body) {
-		return nil, fmt.Errorf("The request body is not valid JSON: it is not valid Unicode text")
+		return nil, fmt.Errorf("request body: is not valid Unicode")
 	}
 	fields, err := readFields(body)
 	if err != nil {
-		return nil, fmt.Errorf("The request body is not valid JSON: %v", err)
+		return nil, fmt.Errorf("request body: %v", err)
 	}
 	for _, f := range fields {
 		if !topFields[f.name] {
-			return nil, fmt.Errorf("%s: Extra inputs are not permitted", clip(f.name, 80))
+			return nil, fmt.Errorf("%s: unknown field", clip(f.name, 80))
 		}
 	}
 	var r scriptRequest
 	if err := json.Unmarshal(body, &r); err != nil {
-		return nil, fmt.Errorf("The request body is not valid JSON: %v", err)
+		return nil, fmt.Errorf("request body: %v", err)
 	}
 	switch {
 	case r.Model == "":
-		return nil, fmt.Errorf("model: Field required")
+		return nil, fmt.Errorf("model: is missing")
 	case r.MaxTokens < 1:
-		return nil, fmt.Errorf("max_tokens: Input should be greater than or equal to 1")
+		return nil, fmt.Errorf("max_tokens: must be at least 1")
 	case len(r.Messages) == 0:
-		return nil, fmt.Errorf("messages: at least one message is required")
+		return nil, fmt.Errorf("messages: is empty")
 	case r.OutputConfig != nil && !fieldSet("low medium high xhigh max")[r.OutputConfig.Effort] && r.OutputConfig.Effort != "":
-		return nil, fmt.Errorf("output_config.effort: Input should be low, medium, high, xhigh or max")
+		return nil, fmt.Errorf("output_config.effort: is none of low, medium, high, xhigh, max")
 	case r.Speed != "" && r.Speed != "standard" && r.Speed != "fast":
-		return nil, fmt.Errorf("speed: Input should be standard or fast")
+		return nil, fmt.Errorf("speed: is neither standard nor fast")
 	}
 	if n := bytes.Count(body, []byte(`"cache_control":{`)); n > 4 {
-		return nil, fmt.Errorf("A maximum of 4 blocks with cache_control may be provided. Found %d.", n)
+		return nil, fmt.Errorf("cache_control: on %d blocks, at most 4 are taken", n)
 	}
 	system, err := readBlocks(r.System, "system")
 	if err != nil {
@@ -132,11 +132,11 @@ func (r *scriptRequest) checkTools() error {
 		}
 		switch {
 		case !toolName.MatchString(t.Name):
-			return fmt.Errorf("tools.%d.custom.name: String should match pattern '^[a-zA-Z0-9_-]{1,128}$'", i)
+			return fmt.Errorf("tools.%d.name: takes 1 to 128 letters, digits, underscores and hyphens", i)
 		case r.tools[t.Name]:
-			return fmt.Errorf("tools: Tool names must be unique.")
+			return fmt.Errorf("tools: two have one name")
 		case (t.Type == "" || t.Type == "custom") && (t.InputSchema == nil || t.InputSchema.Type != "object"):
-			return fmt.Errorf("tools.%d.custom.input_schema.type: Field required", i)
+			return fmt.Errorf("tools.%d.input_schema: is not of type object", i)
 		}
 		r.tools[t.Name] = true
 	}
@@ -156,13 +156,13 @@ func (r *scriptRequest) checkMessages() error {
 		}
 		switch {
 		case m.Role != "user" && m.Role != "assistant" && m.Role != "system":
-			return fmt.Errorf("%s.role: Input should be 'user', 'assistant' or 'system'", at)
+			return fmt.Errorf("%s.role: is none of user, assistant, system", at)
 		case i == 0 && m.Role != "user":
-			return fmt.Errorf("messages: first message must use the \"user\" role")
+			return fmt.Errorf("messages.0.role: is not user")
 		case m.Role == last:
-			return fmt.Errorf("messages: roles must alternate between \"user\" and \"assistant\", but found multiple %q roles in a row", m.Role)
+			return fmt.Errorf("messages: role %q stands twice in a row", m.Role)
 		case len(m.blocks) == 0:
-			return fmt.Errorf("%s: all messages must have non-empty content", at)
+			return fmt.Errorf("%s.content: is empty", at)
 		}
 		last = m.Role
 		if err := checkResults(at, m, open); err != nil {
@@ -173,7 +173,7 @@ func (r *scriptRequest) checkMessages() error {
 		}
 	}
 	if last == "assistant" {
-		return fmt.Errorf("This model does not support assistant message prefill. The conversation must end with a user message.")
+		return fmt.Errorf("messages: end with an assistant turn, which this model does not continue")
 	}
 	return nil
 }
@@ -193,13 +193,13 @@ func checkResults(at string, m *scriptMessage, open []string) error {
 		n, known := waiting[b.ToolUseID]
 		switch {
 		case m.Role != "user":
-			return fmt.Errorf("%s: `tool_result` blocks can only be in `user` messages", at)
+			return fmt.Errorf("%s: a tool_result outside of a user message", at)
 		case !known:
-			return fmt.Errorf("%s.content.%d: unexpected `tool_use_id` found in `tool_result` blocks: %s. Each `tool_result` block must have a corresponding `tool_use` block in the previous message.", at, i, clip(b.ToolUseID, 80))
+			return fmt.Errorf("%s.content.%d: tool_result for %s, which the message before did not call", at, i, clip(b.ToolUseID, 80))
 		case n > 0:
-			return fmt.Errorf("%s.content.%d: each tool_use must have a single result. Found multiple `tool_result` blocks with id: %s", at, i, b.ToolUseID)
+			return fmt.Errorf("%s.content.%d: a second tool_result for %s", at, i, b.ToolUseID)
 		case other:
-			return fmt.Errorf("%s.content.%d: `tool_result` blocks must come first in the content of a user message", at, i)
+			return fmt.Errorf("%s.content.%d: a tool_result behind other content", at, i)
 		}
 		waiting[b.ToolUseID]++
 	}
@@ -210,7 +210,7 @@ func checkResults(at string, m *scriptMessage, open []string) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("%s: `tool_use` ids were found without `tool_result` blocks immediately after: %s. Each `tool_use` block must have a corresponding `tool_result` block in the next message.", at, strings.Join(missing, ", "))
+		return fmt.Errorf("%s: no tool_result for %s, which the message before called", at, strings.Join(missing, ", "))
 	}
 	return nil
 }
@@ -223,25 +223,25 @@ func checkUses(at string, m *scriptMessage, used map[string]bool) (open []string
 		case "tool_use":
 			switch {
 			case m.Role != "assistant":
-				return nil, fmt.Errorf("%s: `tool_use` blocks can only be in `assistant` messages", where)
+				return nil, fmt.Errorf("%s: a tool_use outside of an assistant message", where)
 			case !toolUseID.MatchString(b.ID):
-				return nil, fmt.Errorf("%s.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'", where)
+				return nil, fmt.Errorf("%s.id: takes letters, digits, underscores and hyphens", where)
 			case used[b.ID]:
-				return nil, fmt.Errorf("messages: `tool_use` ids must be unique")
+				return nil, fmt.Errorf("messages: two tool_use blocks have one id")
 			case b.Name == "":
-				return nil, fmt.Errorf("%s.tool_use.name: Field required", where)
+				return nil, fmt.Errorf("%s.name: is missing", where)
 			case !isObject(b.Input):
-				return nil, fmt.Errorf("%s.tool_use.input: Input should be a valid dictionary", where)
+				return nil, fmt.Errorf("%s.input: is not an object", where)
 			}
 			used[b.ID] = true
 			open = append(open, b.ID)
 		case "thinking":
 			if m.Role != "assistant" || b.Signature != sign(b.Thinking) {
-				return nil, fmt.Errorf("%s: Invalid `signature` in `thinking` block", where)
+				return nil, fmt.Errorf("%s: the signature does not fit its thinking", where)
 			}
 		case "redacted_thinking":
 			if text, sig, _ := strings.Cut(b.Data, "."); m.Role != "assistant" || sig != sign(text) {
-				return nil, fmt.Errorf("%s: Invalid `data` in `redacted_thinking` block", where)
+				return nil, fmt.Errorf("%s: data was not sealed here", where)
 			}
 		}
 	}
@@ -266,7 +266,7 @@ func readBlocks(raw json.RawMessage, at string) ([]scriptBlock, error) {
 	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, fmt.Errorf("%s: Input should be a valid string or list", at)
+		return nil, fmt.Errorf("%s: is neither text nor a list of blocks", at)
 	}
 	blocks := make([]scriptBlock, len(list))
 	for i, raw := range list {
@@ -280,7 +280,7 @@ func readBlocks(raw json.RawMessage, at string) ([]scriptBlock, error) {
 func readBlock(raw json.RawMessage, b *scriptBlock, at string) error {
 	fields, err := readFields(raw)
 	if err != nil {
-		return fmt.Errorf("%s: Input should be a valid dictionary or object", at)
+		return fmt.Errorf("%s: is not an object", at)
 	}
 	var head struct{ Type string }
 	if err := json.Unmarshal(raw, &head); err != nil {
@@ -288,11 +288,11 @@ func readBlock(raw json.RawMessage, b *scriptBlock, at string) error {
 	}
 	allowed, known := blockFields[head.Type]
 	if !known {
-		return fmt.Errorf("%s: Input tag %q found using 'type' does not match any of the expected tags", at, clip(head.Type, 80))
+		return fmt.Errorf("%s: type %q is not known", at, clip(head.Type, 80))
 	}
 	for _, f := range fields {
 		if !allowed[f.name] {
-			return fmt.Errorf("%s.%s.%s: Extra inputs are not permitted", at, head.Type, clip(f.name, 80))
+			return fmt.Errorf("%s.%s.%s: unknown field", at, head.Type, clip(f.name, 80))
 		}
 	}
 	if head.Type == "search_result" {
@@ -306,13 +306,13 @@ func readBlock(raw json.RawMessage, b *scriptBlock, at string) error {
 	case "text":
 		switch {
 		case b.Text == "":
-			return fmt.Errorf("%s: text content blocks must be non-empty", at)
+			return fmt.Errorf("%s: text is empty", at)
 		case strings.TrimSpace(b.Text) == "":
-			return fmt.Errorf("%s: text content blocks must contain non-whitespace text", at)
+			return fmt.Errorf("%s: text is blank", at)
 		}
 	case "image", "document":
 		if !isObject(b.Source) {
-			return fmt.Errorf("%s.%s.source: Field required", at, b.Type)
+			return fmt.Errorf("%s.%s.source: is missing", at, b.Type)
 		}
 	case "tool_result":
 		inner, err := readBlocks(b.Content, at+".tool_result.content")

@@ -26,10 +26,9 @@ type committer struct {
 	db   *DB
 	wake chan struct{}
 
-	mu      sync.Mutex // guards the fields below and Lease.queue, Lease.queued
-	ready   []*Lease   // with something in their queue
-	waiting int
-	closed  bool
+	mu     sync.Mutex // guards the fields below and Lease.queue, Lease.queued
+	ready  []*Lease   // with something in their queue
+	closed bool
 }
 
 func newCommitter(db *DB) *committer {
