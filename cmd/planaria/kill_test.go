@@ -251,7 +251,7 @@ func killTest(t *testing.T, storeURL string, kills int) {
 		} else {
 			s.up(p)
 			h.rise()
-			wait(nil, p.gone, time.Duration(rnd.IntN(200))*time.Millisecond)
+			wait(nil, p.gone, time.Duration(rnd.IntN(400))*time.Millisecond)
 		}
 		select {
 		case <-p.gone:

@@ -17,19 +17,26 @@ func calls(c ...llm.ToolCall) llm.Step { return llm.Step{Text: "I do it.", Tools
 
 var done = llm.Step{Text: "Done."}
 
-func TestSmoke(t *testing.T) {
-	e := testenv.New(t, testenv.Options{})
-	id := e.Begin("smoke", llm.PlayScript{Steps: []llm.Step{calls(use("look", "a")), calls(use("put", "a")), calls(use("buy", "a")), calls(use("pay", "a")), done}})
-	stop := e.Finish(id)
-	if stop.Type != "end_turn" {
-		t.Errorf("rests with %v", stop)
+// TestOneOfEach is one turn with one call of each class, through a crash at rest.
+func TestOneOfEach(t *testing.T) {
+	for _, engine := range []string{testenv.SQLite, testenv.PostgreSQL} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			e := testenv.New(t, testenv.Options{Engine: engine})
+			id := e.Begin("each", llm.PlayScript{Steps: []llm.Step{
+				calls(use("look", "a")), calls(use("put", "a")), calls(use("buy", "a")), calls(use("swap", "a")), calls(use("pay", "a")), done}})
+			if stop := e.Finish(id); stop.Type != "end_turn" {
+				t.Errorf("rests with %v", stop)
+			}
+			e.Check()
+			e.Crash()
+			e.Restart()
+			e.Check()
+			if n := e.World.Unauthorized(); n > 0 {
+				t.Errorf("%d requests came without the credential", n)
+			}
+		})
 	}
-	e.Check()
-	t.Log(e.Describe(id))
-	t.Log(e.Points())
-	e.Crash()
-	e.Restart()
-	e.Check()
 }
 
 // textOf is the text of a message event.

@@ -23,8 +23,7 @@ type Model struct {
 	now     *llm.ScriptServer
 	former  []*llm.ScriptServer
 	bodies  [][]byte
-	asked   map[string]int // requests by marker
-	waiters map[string]chan struct{}
+	kept    int // bytes of them
 }
 
 // NewModel starts a scripted model on a loopback port.
@@ -75,12 +74,8 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	m.mu.Lock()
-	kept := 0
-	for _, b := range m.bodies {
-		kept += len(b)
-	}
-	if kept < maxKept {
-		m.bodies = append(m.bodies, body)
+	if m.kept < maxKept {
+		m.bodies, m.kept = append(m.bodies, body), m.kept+len(body)
 	}
 	now := m.now
 	m.mu.Unlock()

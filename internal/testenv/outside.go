@@ -27,15 +27,15 @@ type Outside struct {
 	URL   string // of the MCP endpoint
 	Token string // bearer credential that every request must carry
 
-	mu       sync.Mutex
-	ledger   []Act
-	answers  map[string]json.RawMessage // by tool and key, of idempotent acts
-	gates    []*Gate
-	spoils   []*Spoil
-	unauth   int
-	closed   chan struct{}
-	delay    time.Duration
-	requests int
+	closed chan struct{} // closed when the test ends
+
+	mu      sync.Mutex
+	ledger  []Act
+	answers map[string]json.RawMessage // by tool and key, of idempotent acts
+	gates   []*Gate
+	spoils  []*Spoil
+	delay   time.Duration
+	unauth  int
 }
 
 // Act is one line of the ledger.
@@ -217,7 +217,6 @@ func (o *Outside) spoiled(tool, id string) string {
 func (o *Outside) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
-		o.requests++
 		ok := o.Token == "" || r.Header.Get("Authorization") == "Bearer "+o.Token
 		if !ok {
 			o.unauth++
