@@ -33,6 +33,8 @@ type scenario struct {
 	steps func(tag string) llm.PlayScript
 	// run goes on with the session until it rests for good.
 	run func(ctx context.Context, e *testenv.Env, id string) error
+	// every stops at every occurrence of the durable steps, not at first and last.
+	every bool
 	// thin keeps one of so many stops in a normal run: it is like another scenario.
 	thin int
 	// acts are the tools whose act on the tag must have happened exactly once at
@@ -60,15 +62,15 @@ func one(tool string) func(string) llm.PlayScript {
 func scenarios() []scenario {
 	custom := llm.ToolCall{Name: "client_act"}
 	return []scenario{
-		{name: "read", trial: "E11", steps: one("look"), run: finish},
-		{name: "idempotent", trial: "E11, K2", steps: one("put"), run: finish, acts: []string{"put"}},
+		{name: "read", thin: 2, trial: "E11", steps: one("look"), run: finish},
+		{name: "idempotent", every: true, trial: "E11, K2", steps: one("put"), run: finish, acts: []string{"put"}},
 		{name: "natural", thin: 3, trial: "E11, K2", steps: one("set"), run: finish, acts: []string{"set"}},
-		{name: "irreversible_probe", trial: "E11, K1, K2, K3", steps: one("buy"), run: finish, mayNot: []string{"buy"}},
-		{name: "irreversible_person", trial: "E11, E12, K2", steps: one("fire"), run: finish, mayNot: []string{"fire"}},
+		{name: "irreversible_probe", every: true, trial: "E11, K1, K2, K3", steps: one("buy"), run: finish, mayNot: []string{"buy"}},
+		{name: "irreversible_person", thin: 3, trial: "E11, E12, K2", steps: one("fire"), run: finish, mayNot: []string{"fire"}},
 		{name: "irreversible_tell", thin: 3, trial: "E11, E12", steps: one("tell"), run: finish, mayNot: []string{"tell"}},
 		{name: "uncontracted", thin: 3, trial: "E11, E16", steps: one("plain"), run: finish, mayNot: []string{"plain"}},
 		{name: "mixed", thin: 3, trial: "E11, K2", steps: one("swap"), run: finish, mayNot: []string{"swap"}},
-		{name: "approval", trial: "A1, A2", steps: one("pay"), run: finish, mayNot: []string{"pay"}},
+		{name: "approval", every: true, trial: "A1, A2", steps: one("pay"), run: finish, mayNot: []string{"pay"}},
 		{name: "denial", thin: 3, trial: "A1, A2", steps: one("pay"), run: func(ctx context.Context, e *testenv.Env, id string) error {
 			p := *e.Person
 			p.Deny = func(v testenv.EffectView) bool { return v.Tool == "pay" }
@@ -78,19 +80,19 @@ func scenarios() []scenario {
 		{name: "custom", thin: 3, trial: "A2", run: finish, steps: func(tag string) llm.PlayScript {
 			return llm.PlayScript{Steps: []llm.Step{calls(custom), done}}
 		}},
-		{name: "parallel", trial: "P1", run: finish, acts: []string{"put", "set"}, mayNot: []string{"buy", "swap"}, steps: func(tag string) llm.PlayScript {
+		{name: "parallel", every: true, trial: "P1", run: finish, acts: []string{"put", "set"}, mayNot: []string{"buy", "swap"}, steps: func(tag string) llm.PlayScript {
 			return llm.PlayScript{Steps: []llm.Step{calls(use("look", tag), use("buy", tag), use("put", tag), use("swap", tag), use("set", tag)), done}}
 		}},
 		{name: "large", thin: 3, trial: "E11", steps: func(tag string) llm.PlayScript {
 			return llm.PlayScript{Steps: []llm.Step{calls(use("look", "large-"+tag)), done}}
 		}, run: finish},
-		{name: "interrupt", trial: "H1", run: interrupt, steps: func(tag string) llm.PlayScript {
+		{name: "interrupt", thin: 2, trial: "H1", run: interrupt, steps: func(tag string) llm.PlayScript {
 			return llm.PlayScript{Steps: []llm.Step{calls(custom, use("pay", tag)), done, done}}
 		}},
 		{name: "pause", thin: 3, trial: "A2", run: pauseResume, mayNot: []string{"buy"}, steps: func(tag string) llm.PlayScript {
 			return llm.PlayScript{Steps: []llm.Step{calls(custom), calls(use("buy", tag)), done}}
 		}},
-		{name: "compaction", trial: "C1", small: true, run: finish, mayNot: []string{"buy"}, steps: func(tag string) llm.PlayScript {
+		{name: "compaction", thin: 2, trial: "C1", small: true, run: finish, mayNot: []string{"buy"}, steps: func(tag string) llm.PlayScript {
 			heavy, light := &llm.ScriptUsage{Input: 850, Output: 20}, &llm.ScriptUsage{Input: 90, Output: 20}
 			return llm.PlayScript{
 				Rules: []llm.Step{{When: &llm.When{System: "You compress the history"}, Text: "[" + tag + "] looked. [script-position: 1]"}},
@@ -213,7 +215,7 @@ func crashMatrix(t *testing.T, engine string) {
 			rnd := rand.New(rand.NewPCG(*matrixSeed, uint64(len(sc.name))))
 			points := sc.play(t, e, "dry")
 			n := 0
-			for _, plan := range plans(points, engine, max(1, sc.thin), rnd) {
+			for _, plan := range plans(points, engine, sc.every, max(1, sc.thin), rnd) {
 				n++
 				if *matrixOnly != "" && !strings.Contains(fmt.Sprint(plan), *matrixOnly) {
 					continue
@@ -288,19 +290,20 @@ func (sc scenario) play(t *testing.T, e *testenv.Env, tag string, plan ...testen
 // plans lists what to do at the points of a dry run: die at the first and the
 // last occurrence of each (at every one of the durable steps), let each
 // durable step fail without dying, and for some die a second time on the way.
-func plans(points map[string]int, engine string, thin int, rnd *rand.Rand) (out [][]testenv.Fault) {
+func plans(points map[string]int, engine string, every bool, thin int, rnd *rand.Rand) (out [][]testenv.Fault) {
 	names := slices.Sorted(maps.Keys(points))
 	for _, p := range names {
 		durable := p == "store:append.before" || p == "store:append.after"
 		for n := 1; n <= points[p]; n++ {
 			sample := n == 1 || n == points[p]
-			if !*matrixAll && !sample && !(durable && engine == testenv.SQLite) {
+			if !*matrixAll && !sample && !(durable && every && engine == testenv.SQLite) {
 				continue
 			}
 			if engine == testenv.PostgreSQL {
-				thin = 8
+				thin = 12
 			}
-			if !*matrixAll && rnd.IntN(thin) != 0 {
+			rare := strings.HasPrefix(p, "store:blob.") // few scenarios come to it
+			if !*matrixAll && !rare && rnd.IntN(thin) != 0 {
 				continue
 			}
 			plan := []testenv.Fault{{Point: p, N: n}}
