@@ -23,7 +23,8 @@ type DB struct {
 	pg  bool // PostgreSQL, else SQLite
 
 	w      *sql.DB       // writes; on SQLite a single connection
-	r      *sql.DB       // reads; on PostgreSQL the same pool
+	r      *sql.DB       // reads
+	beat   *sql.DB       // PostgreSQL: renews the node's lease and finds dead nodes
 	writer *sqliteWriter // SQLite: the one writer; nil on PostgreSQL
 	lock   *os.File      // SQLite: holds the folder lock; nil when read only
 	wit    *witness      // SQLite: what was acknowledged, beside the database
@@ -110,8 +111,11 @@ func (db *DB) Close() error {
 		}
 	}
 	// Readers first: SQLite's last connection, the writer, then empties the WAL.
-	if db.r != nil && db.r != db.w {
+	if db.r != nil {
 		errs = append(errs, db.r.Close())
+	}
+	if db.beat != nil {
+		errs = append(errs, db.beat.Close())
 	}
 	if db.writer != nil {
 		errs = append(errs, db.writer.close())

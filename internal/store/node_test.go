@@ -542,3 +542,51 @@ func TestKilledWriter(t *testing.T) {
 		}
 	})
 }
+
+// Readers that hang do not cost a node its lease, and appends go on.
+func TestHangingReaders(t *testing.T) {
+	const ttl = time.Second
+	blobs := &hangingBlobs{memBlobs: &memBlobs{}, asked: make(chan struct{}, 100), answer: make(chan struct{})}
+	e := newEnvWith(t, testenv.Postgres(t), func(c *store.Config) {
+		c.Blobs = blobs
+		c.LeaseTTL, c.LeaseRenew, c.LeaseMargin = ttl, ttl/5, ttl/4
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		if err := e.node.Run(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	id := e.create().ID
+	if _, err := e.db.AppendUnowned(t.Context(), ws, id, entries(event("big", "x", strings.Repeat("y", store.MaxInlineBody))), nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 24 {
+		wg.Go(func() {
+			if _, err := e.db.Entries(t.Context(), ws, id, store.Range{}); err != nil {
+				t.Errorf("entries: %v", err)
+			}
+		})
+	}
+	defer close(blobs.answer)
+	for range 8 {
+		<-blobs.asked
+	}
+	start := time.Now()
+	until(t, 10*time.Second, "the lease is renewed", func() bool { return e.node.Trusted().After(start.Add(2 * ttl)) })
+}
+
+// hangingBlobs answer when they are told to.
+type hangingBlobs struct {
+	*memBlobs
+	asked, answer chan struct{}
+}
+
+func (b *hangingBlobs) Get(ctx context.Context, w, name string) ([]byte, error) {
+	b.asked <- struct{}{}
+	<-b.answer
+	return b.memBlobs.Get(ctx, w, name)
+}

@@ -17,17 +17,25 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib" // registers "pgx"
 )
 
-// pgConns bounds the connections of one node, beside the two dedicated ones.
-const pgConns = 16
+// The connections of one node, beside the two dedicated ones. Each pool is for
+// one purpose: readers that hang (at a blob that does not come) must not keep
+// appends from being written, and neither may cost the node its lease.
+const (
+	pgWriters = 8
+	pgReaders = 8
+	pgBeat    = 1
+)
 
 func (db *DB) openPostgres(ctx context.Context) error {
-	var err error
-	if db.w, err = sql.Open("pgx", db.cfg.URL); err != nil {
-		return err
+	for pool, conns := range map[**sql.DB]int{&db.w: pgWriters, &db.r: pgReaders, &db.beat: pgBeat} {
+		p, err := sql.Open("pgx", db.cfg.URL)
+		if err != nil {
+			return err
+		}
+		p.SetMaxOpenConns(conns)
+		p.SetMaxIdleConns(conns)
+		*pool = p
 	}
-	db.r = db.w
-	db.w.SetMaxOpenConns(pgConns)
-	db.w.SetMaxIdleConns(pgConns)
 	var commit string
 	var version int64
 	if err := db.w.QueryRowContext(ctx, `SELECT current_setting('synchronous_commit'), current_setting('server_version_num')::bigint`).Scan(&commit, &version); err != nil {
@@ -431,12 +439,15 @@ func (n *Node) left() time.Duration {
 	return min(n.until.Sub(now), n.until.Round(0).Sub(now.Round(0)))
 }
 
+// beats reads and writes single statements for the node's own sake.
+func (db *DB) beats(ctx context.Context) *tx { return &tx{ctx: ctx, db: db, q: db.beat} }
+
 func (n *Node) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, n.db.renew())
 	defer cancel()
 	started := time.Now()
 	var now int64
-	err := n.db.peek(ctx).queryRow(`UPDATE nodes SET until = `+dbNow+` + ? WHERE id = ? AND dead_at = 0 RETURNING `+dbNow,
+	err := n.db.beats(ctx).queryRow(`UPDATE nodes SET until = `+dbNow+` + ? WHERE id = ? AND dead_at = 0 RETURNING `+dbNow,
 		n.db.ttl().Microseconds(), n.id).Scan(&now)
 	if errors.Is(err, sql.ErrNoRows) {
 		return fmt.Errorf("node %s: %w: it was found dead", n.id, ErrFenced)
@@ -456,7 +467,7 @@ func (n *Node) detect(ctx context.Context) error {
 		over, free bool
 	}
 	var signs []sign
-	err := n.db.peek(ctx).each(`SELECT id, over, free FROM (SELECT n.id, n.dead_at = 0 AND n.until < `+dbNow+` AS over, NOT EXISTS (
+	err := n.db.beats(ctx).each(`SELECT id, over, free FROM (SELECT n.id, n.dead_at = 0 AND n.until < `+dbNow+` AS over, NOT EXISTS (
   SELECT 1 FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (l.classid::bigint << 32 | l.objid::bigint) = n.lock_key) AS free
@@ -471,7 +482,7 @@ func (n *Node) detect(ctx context.Context) error {
 	}
 	slices.SortFunc(signs, func(a, b sign) int { return strings.Compare(string(a.id), string(b.id)) })
 	for _, s := range signs {
-		err := n.db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "bury"}, func(t *tx) error {
+		err := n.db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "bury", pool: n.db.beat}, func(t *tx) error {
 			now := n.db.Now()
 			if s.free {
 				if _, err := t.exec(`UPDATE nodes SET proved_at = ? WHERE id = ? AND proved_at = 0`, micros(now), s.id); err != nil {

@@ -113,6 +113,7 @@ func (db *DB) tx(ctx context.Context, f func(*tx) error) error {
 // writeOpt says how a write transaction runs.
 type writeOpt struct {
 	iso  sql.IsolationLevel // PostgreSQL only
+	pool *sql.DB            // PostgreSQL only; the writers' when nil
 	step string             // names the fault hook
 	// landed finds out after an error of COMMIT whether the transaction is
 	// there. Nil: the caller gets ErrUnknown.
@@ -164,7 +165,11 @@ func (db *DB) writeOnce(ctx context.Context, o writeOpt, f func(*tx) error) erro
 	if err := db.fault(o.step + ".before"); err != nil {
 		return err // nothing is there
 	}
-	err := db.transact(ctx, o.iso, f)
+	pool := o.pool
+	if pool == nil {
+		pool = db.w
+	}
+	err := db.transactIn(ctx, pool, o.iso, f)
 	if err == nil {
 		// Durable now. A crash or a lost reply right here: there, unanswered.
 		if ferr := db.fault(o.step + ".after"); ferr != nil {
@@ -203,11 +208,15 @@ func (db *DB) writeOnce(ctx context.Context, o writeOpt, f func(*tx) error) erro
 // transact runs f between BEGIN and COMMIT once. What begins is not cut by a
 // caller that leaves: its fate would be unknown for no gain.
 func (db *DB) transact(ctx context.Context, iso sql.IsolationLevel, f func(*tx) error) error {
+	return db.transactIn(ctx, db.w, iso, f)
+}
+
+func (db *DB) transactIn(ctx context.Context, pool *sql.DB, iso sql.IsolationLevel, f func(*tx) error) error {
 	if !db.pg {
 		return db.writer.transact(ctx, db, f)
 	}
 	ctx = context.WithoutCancel(ctx)
-	stx, err := db.w.BeginTx(ctx, &sql.TxOptions{Isolation: iso})
+	stx, err := pool.BeginTx(ctx, &sql.TxOptions{Isolation: iso})
 	if err != nil {
 		return fmt.Errorf("begin: %w", db.mapErr(err))
 	}
