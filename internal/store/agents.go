@@ -73,7 +73,7 @@ func (db *DB) Agent(ctx context.Context, ws WorkspaceID, id AgentID, version int
 func (t *tx) agent(ws WorkspaceID, id AgentID, version int) (Agent, error) {
 	const from = `SELECT ` + agentColumns + ` FROM agents a JOIN agent_versions v
 		ON v.workspace = a.workspace AND v.id = a.id AND v.version = `
-	var row *sql.Row
+	var row oneRow
 	if version == 0 {
 		row = t.queryRow(from+`a.version WHERE a.workspace = ? AND a.id = ?`, ws, id)
 	} else {

@@ -22,12 +22,13 @@ type DB struct {
 	now func() time.Time
 	pg  bool // PostgreSQL, else SQLite
 
-	w      *sql.DB       // writes; on SQLite a single connection
-	r      *sql.DB       // reads
-	beat   *sql.DB       // PostgreSQL: renews the node's lease and finds dead nodes
-	writer *sqliteWriter // SQLite: the one writer; nil on PostgreSQL
-	lock   *os.File      // SQLite: holds the folder lock; nil when read only
-	wit    *witness      // SQLite: what was acknowledged, beside the database
+	w       *sql.DB       // writes; on SQLite a single connection
+	r       *sql.DB       // reads
+	beat    *sql.DB       // PostgreSQL: renews the node's lease and finds dead nodes
+	writer  *sqliteWriter // SQLite: the one writer; nil on PostgreSQL
+	readers *readers      // SQLite: connections of r with their statements
+	lock    *os.File      // SQLite: holds the folder lock; nil when read only
+	wit     *witness      // SQLite: what was acknowledged, beside the database
 
 	keys *keyring
 	com  *committer
@@ -111,6 +112,9 @@ func (db *DB) Close() error {
 		}
 	}
 	// Readers first: SQLite's last connection, the writer, then empties the WAL.
+	if db.readers != nil {
+		db.readers.close()
+	}
 	if db.r != nil {
 		errs = append(errs, db.r.Close())
 	}

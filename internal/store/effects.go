@@ -101,13 +101,15 @@ func (t *tx) effect(ws WorkspaceID, id EffectID) (Effect, error) {
 	return x, nil
 }
 
+const openFrom = `workspace = ? AND session = ? AND id >= ? AND state NOT IN ('completed', 'denied', 'void') ORDER BY id`
+
 // openEffects reads from the oldest open effect on (sessions.open_from), so
 // that it costs the same at any length of history.
 func (t *tx) openEffects(ws WorkspaceID, id SessionID, from string) ([]Effect, error) {
 	if from == "" {
 		return nil, nil
 	}
-	return t.effects(`workspace = ? AND session = ? AND id >= ? AND state NOT IN ('completed', 'denied', 'void') ORDER BY id`, ws, id, from)
+	return t.effects(openFrom, ws, id, from)
 }
 
 // Effect returns one effect of the workspace.
@@ -173,7 +175,11 @@ func (db *DB) OpenEffects(ctx context.Context, ws WorkspaceID, id SessionID) (xs
 	return xs, err
 }
 
+// byDigest orders by time before id: by id alone SQLite would walk the primary
+// key, all effects of the workspace, instead of the index of digests.
+const byDigest = `workspace = ? AND lineage = ? AND digest = ? AND class <> 'read' ORDER BY created_at, id`
+
 // EffectsByDigest lists non-read effects of a lineage with this intent digest, oldest first.
 func (db *DB) EffectsByDigest(ctx context.Context, ws WorkspaceID, lineage SessionID, digest string) ([]Effect, error) {
-	return db.peek(ctx).effects(`workspace = ? AND lineage = ? AND digest = ? AND class <> 'read' ORDER BY id`, ws, lineage, digest)
+	return db.peek(ctx).effects(byDigest, ws, lineage, digest)
 }

@@ -1,6 +1,57 @@
 package store
 
-import "context"
+import (
+	"context"
+	"database/sql"
+	"strings"
+)
+
+// HotQuery is a query of every step, and the index that it is meant to use.
+type HotQuery struct {
+	Name, Text, Index string
+	Args              []any
+}
+
+// HotQueries are the queries whose cost must not grow with the workspace.
+func HotQueries() []HotQuery {
+	const ws, id = "default", "x"
+	pkey := "pkey"
+	return []HotQuery{
+		{"effects by digest", `SELECT ` + effectColumns + ` FROM effects WHERE ` + byDigest, "effects_digest", []any{ws, id, id}},
+		{"open effects", `SELECT ` + effectColumns + ` FROM effects WHERE ` + openFrom, "effects_session", []any{ws, id, id}},
+		{"effect", `SELECT ` + effectColumns + ` FROM effects WHERE workspace = ? AND id = ?`, pkey, []any{ws, id}},
+		{"log", `SELECT ` + readColumns + ` FROM log WHERE workspace = ? AND session = ? AND seq > ? AND seq <= ? ORDER BY seq`, "log_seq", []any{ws, id, 1, 9}},
+		{"inbox", `SELECT id FROM inbox WHERE workspace = ? AND session = ? ORDER BY n`, pkey, []any{ws, id}},
+		{"session", `SELECT ` + sessionColumns + ` FROM sessions WHERE workspace = ? AND id = ?`, pkey, []any{ws, id}},
+		{"work", `SELECT id FROM sessions WHERE owner = '' AND next_at > 0 AND next_at <= ? ORDER BY next_at`, "sessions_work", []any{9}},
+	}
+}
+
+// Plan is how the engine would run a query, a primary key named pkey.
+func (db *DB) Plan(ctx context.Context, query string, args ...any) (plan string, err error) {
+	err = db.tx(ctx, func(t *tx) error {
+		explain := `EXPLAIN QUERY PLAN `
+		if db.pg {
+			explain = `EXPLAIN `
+			if _, err := t.exec(`SET LOCAL enable_seqscan = off`); err != nil { // the tables are small
+				return err
+			}
+		}
+		plan = ""
+		return t.each(explain+query, args, func(rows *sql.Rows) error {
+			var line string
+			var n [3]int64
+			if db.pg {
+				err = rows.Scan(&line)
+			} else {
+				err = rows.Scan(&n[0], &n[1], &n[2], &line)
+			}
+			plan += line + "\n"
+			return err
+		})
+	})
+	return strings.ReplaceAll(plan, "sqlite_autoindex", "pkey"), err
+}
 
 // Exec runs a statement past all checks: tests damage rows with it.
 func (db *DB) Exec(ctx context.Context, query string, args ...any) (n int64, err error) {

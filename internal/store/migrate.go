@@ -98,7 +98,7 @@ func (t *tx) migrateOne(name string) error {
 		return err
 	}
 	// Not prepared: a file holds several statements.
-	if _, err := t.q.ExecContext(t.ctx, string(text)); err != nil {
+	if err := t.script(string(text)); err != nil {
 		return t.db.mapErr(err)
 	}
 	_, err = t.exec(`INSERT INTO migrations (name, at) VALUES (?, ?)`, name, micros(t.db.Now()))

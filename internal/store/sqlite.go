@@ -197,8 +197,8 @@ func (db *DB) dialSQLite(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	db.r.SetMaxOpenConns(sqliteReaders)
-	db.r.SetMaxIdleConns(sqliteReaders)
+	db.r.SetMaxOpenConns(sqliteReaders + 1) // one for what the start looks at
+	db.readers = newReaders(db.r)
 	if db.cfg.ReadOnly {
 		if err := db.checkSQLite(ctx); err != nil {
 			return err
@@ -238,10 +238,8 @@ func (db *DB) checkSQLite(ctx context.Context) error {
 
 // sqliteWriter is the one connection that writes, with its prepared statements.
 type sqliteWriter struct {
-	conn *sql.Conn
-	// turn holds one token; who has it may use conn and stmts.
-	turn  chan struct{}
-	stmts map[string]*sql.Stmt
+	statements
+	turn chan struct{} // holds one token; who has it may use the statements
 }
 
 func newSQLiteWriter(ctx context.Context, w *sql.DB) (*sqliteWriter, error) {
@@ -249,29 +247,7 @@ func newSQLiteWriter(ctx context.Context, w *sql.DB) (*sqliteWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sqliteWriter{conn: conn, turn: make(chan struct{}, 1), stmts: map[string]*sql.Stmt{}}, nil
-}
-
-// maxStmts bounds the prepared statements; lists of different lengths make more.
-const maxStmts = 400
-
-// prepare returns the statement of a query. The caller has the turn.
-func (w *sqliteWriter) prepare(ctx context.Context, query string) (*sql.Stmt, error) {
-	if st, ok := w.stmts[query]; ok {
-		return st, nil
-	}
-	if len(w.stmts) >= maxStmts {
-		for q, st := range w.stmts {
-			st.Close()
-			delete(w.stmts, q)
-		}
-	}
-	st, err := w.conn.PrepareContext(ctx, query)
-	if err != nil {
-		return nil, err
-	}
-	w.stmts[query] = st
-	return st, nil
+	return &sqliteWriter{statements: statements{conn: conn, stmts: map[string]*sql.Stmt{}}, turn: make(chan struct{}, 1)}, nil
 }
 
 // transact waits for the turn and runs f between BEGIN IMMEDIATE and COMMIT.
@@ -283,7 +259,8 @@ func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) 
 		return ctx.Err()
 	}
 	ctx = context.WithoutCancel(ctx)
-	t := &tx{ctx: ctx, db: db, q: w.conn, w: w}
+	w.trim()
+	t := &tx{ctx: ctx, db: db, st: &w.statements}
 	if _, err := t.exec("BEGIN IMMEDIATE"); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
@@ -308,13 +285,6 @@ func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) 
 	}
 	done = true
 	return nil
-}
-
-func (w *sqliteWriter) close() error {
-	for _, st := range w.stmts {
-		st.Close()
-	}
-	return w.conn.Close()
 }
 
 // sqliteErr maps what the engine says about damage.

@@ -28,31 +28,36 @@ import (
 // as micros(t) and read with fromMicros. tx.queryRow(…).Scan gives
 // sql.ErrNoRows; notFound(err) makes ErrNotFound of it.
 
-// tx is one transaction, or in tests of reading one connection.
+// tx is one transaction, or a way to read without one (DB.peek).
 type tx struct {
 	ctx context.Context
 	db  *DB
-	q   querier
-	w   *sqliteWriter // prepared statements; nil on PostgreSQL and for readers
+	q   querier     // PostgreSQL
+	st  *statements // SQLite: the connection, held by this transaction
+	r   *readers    // SQLite, without a transaction: a connection is taken per query
 }
 
-// querier is what *sql.Tx, *sql.Conn and *sql.DB have in common.
+// querier is what *sql.Tx and *sql.DB have in common.
 type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// exec runs a statement and returns how many rows it changed.
+// Statements of SQLite run to their end: a context that can end costs a
+// goroutine for each. Who leaves is noticed between rows.
+var unending = context.Background()
+
+// exec runs a statement and returns how many rows it changed. Not for peek.
 func (t *tx) exec(query string, args ...any) (int64, error) {
 	var res sql.Result
 	var err error
-	if t.w != nil {
-		st, perr := t.w.prepare(t.ctx, query)
+	if t.st != nil {
+		st, perr := t.st.prepare(query)
 		if perr != nil {
 			return 0, t.db.mapErr(perr)
 		}
-		res, err = st.ExecContext(t.ctx, args...)
+		res, err = st.ExecContext(unending, args...)
 	} else {
 		res, err = t.q.ExecContext(t.ctx, t.db.sql(query), args...)
 	}
@@ -62,39 +67,72 @@ func (t *tx) exec(query string, args ...any) (int64, error) {
 	return res.RowsAffected()
 }
 
+// script runs statements without arguments.
+func (t *tx) script(text string) error {
+	var err error
+	if t.st != nil {
+		_, err = t.st.conn.ExecContext(unending, text)
+	} else {
+		_, err = t.q.ExecContext(t.ctx, text)
+	}
+	return t.db.mapErr(err)
+}
+
 // query runs a query for several rows; the caller closes them and checks Err.
+// Not for peek: see each.
 func (t *tx) query(query string, args ...any) (*sql.Rows, error) {
-	if t.w != nil {
-		st, err := t.w.prepare(t.ctx, query)
+	if t.st != nil {
+		st, err := t.st.prepare(query)
 		if err != nil {
 			return nil, t.db.mapErr(err)
 		}
-		rows, err := st.QueryContext(t.ctx, args...)
+		rows, err := st.QueryContext(unending, args...)
 		return rows, t.db.mapErr(err)
 	}
 	rows, err := t.q.QueryContext(t.ctx, t.db.sql(query), args...)
 	return rows, t.db.mapErr(err)
 }
 
-// queryRow runs a query for one row.
-func (t *tx) queryRow(query string, args ...any) *sql.Row {
-	if t.w != nil {
-		if st, err := t.w.prepare(t.ctx, query); err == nil {
-			return st.QueryRowContext(t.ctx, args...)
+// queryRow runs a query for one row. The caller must Scan.
+func (t *tx) queryRow(query string, args ...any) oneRow {
+	switch {
+	case t.r != nil:
+		s, err := t.r.take(t.ctx)
+		if err != nil {
+			return oneRow{err: err}
 		}
-		return t.q.QueryRowContext(t.ctx, query, args...) // gives the error of preparing
+		row := (&tx{ctx: t.ctx, db: t.db, st: s}).queryRow(query, args...)
+		row.free = func() { t.r.put(s, false) }
+		return row
+	case t.st != nil:
+		st, err := t.st.prepare(query)
+		if err != nil {
+			return oneRow{err: err}
+		}
+		return oneRow{row: st.QueryRowContext(unending, args...)}
 	}
-	return t.q.QueryRowContext(t.ctx, t.db.sql(query), args...)
+	return oneRow{row: t.q.QueryRowContext(t.ctx, t.db.sql(query), args...)}
 }
 
-// each runs a query and calls f per row.
+// each runs a query and calls f per row. f runs no query of the same text.
 func (t *tx) each(query string, args []any, f func(*sql.Rows) error) error {
+	if t.r != nil {
+		s, err := t.r.take(t.ctx)
+		if err != nil {
+			return err
+		}
+		defer t.r.put(s, false)
+		return (&tx{ctx: t.ctx, db: t.db, st: s}).each(query, args, f)
+	}
 	rows, err := t.query(query, args...)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
+		if err := t.ctx.Err(); err != nil {
+			return err
+		}
 		if err := f(rows); err != nil {
 			return err
 		}
@@ -252,10 +290,10 @@ type commitStep struct{}
 
 // read runs f against one consistent snapshot.
 func (db *DB) read(ctx context.Context, f func(*tx) error) error {
-	opt := &sql.TxOptions{ReadOnly: true}
-	if db.pg {
-		opt.Isolation = sql.LevelRepeatableRead
+	if !db.pg {
+		return db.mapErr(db.readers.snapshot(ctx, db, f))
 	}
+	opt := &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelRepeatableRead}
 	stx, err := db.r.BeginTx(ctx, opt)
 	if err != nil {
 		return fmt.Errorf("begin reading: %w", db.mapErr(err))
@@ -265,7 +303,12 @@ func (db *DB) read(ctx context.Context, f func(*tx) error) error {
 }
 
 // peek reads without a transaction: each statement sees its own snapshot.
-func (db *DB) peek(ctx context.Context) *tx { return &tx{ctx: ctx, db: db, q: db.r} }
+func (db *DB) peek(ctx context.Context) *tx {
+	if !db.pg {
+		return &tx{ctx: ctx, db: db, r: db.readers}
+	}
+	return &tx{ctx: ctx, db: db, q: db.r}
+}
 
 // notFound maps sql.ErrNoRows to ErrNotFound.
 func notFound(err error) error {
