@@ -65,7 +65,8 @@ func (a *app) verifyCommand() *cobra.Command {
 		Short: "Verify the hash chains of every session and of the audit, offline",
 		Long: `Verify the hash chains of every session's log and of the audit, without a
 server: each entry's hash, its place behind the one before, its body where it was
-not erased, and the head. Nothing is changed. Damage in one session does not stop
+not erased, the head, and that the rows of session and effects follow from the log.
+Nothing is changed. Damage in one session does not stop
 the others from being verified; the exit code is 1 if anything is damaged.`,
 		Example: "  planaria verify --data ./planaria-data\n  planaria verify --json | jq 'select(.ok | not)'",
 		Args:    argsExactly(),
