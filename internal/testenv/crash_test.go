@@ -287,6 +287,9 @@ func (sc scenario) play(t *testing.T, e *testenv.Env, tag string, plan ...testen
 	return points
 }
 
+// rarePoint matches points that few scenarios come to: none of them is thinned out.
+var rarePoint = regexp.MustCompile(`^store:(blob|deliver)|_(compaction|interrupt|approval|row)$`)
+
 // plans lists what to do at the points of a dry run: die at the first and the
 // last occurrence of each (at every one of the durable steps), let each
 // durable step fail without dying, and for some die a second time on the way.
@@ -302,7 +305,7 @@ func plans(points map[string]int, engine string, every bool, thin int, rnd *rand
 			if engine == testenv.PostgreSQL {
 				thin = 12
 			}
-			rare := strings.HasPrefix(p, "store:blob.") // few scenarios come to it
+			rare := engine == testenv.SQLite && rarePoint.MatchString(p)
 			if !*matrixAll && !rare && rnd.IntN(thin) != 0 {
 				continue
 			}
