@@ -94,9 +94,9 @@ func newChange(row sessionRow, key *dataKey, open map[EffectID]Effect) *change {
 	return &change{old: row, row: row, key: key, open: open}
 }
 
-// begin binds the change to the transaction that reads for it.
-func (c *change) begin(t *tx) {
-	c.rows = newRows(c.row.Session, func(id EffectID, fresh bool) (Effect, bool, error) {
+// begin makes rows that are bound to the transaction that reads for them.
+func (c *change) begin(t *tx) *rows {
+	return newRows(c.row.Session, func(id EffectID, fresh bool) (Effect, bool, error) {
 		if x, ok := c.open[id]; ok {
 			return x, true, nil
 		}
@@ -118,11 +118,13 @@ func (c *change) begin(t *tx) {
 // apply checks an append's preconditions against the transaction and folds its
 // entries. On error the change is as before.
 func (c *change) apply(t *tx, it *item, now time.Time) error {
-	if c.rows == nil {
-		c.begin(t)
-	}
 	a := &it.append
-	r := c.rows.clone()
+	var r *rows
+	if c.rows == nil {
+		r = c.begin(t)
+	} else {
+		r = c.rows.clone()
+	}
 	for _, is := range a.Effects {
 		if err := r.check(is); err != nil {
 			return err

@@ -26,6 +26,9 @@ type Lease struct {
 	// Owned by the committer.
 	row  sessionRow          // as last committed
 	open map[EffectID]Effect // open effects, as last committed
+	// SQLite: the writer's count of other transactions when row was known to be
+	// what the table holds. While it stands, nobody else has written.
+	others int64
 
 	// Guarded by committer.mu.
 	queue   []*item

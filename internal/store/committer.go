@@ -215,6 +215,8 @@ type verdict struct {
 	had  int
 	left []error
 	skip bool // the row was locked: next batch
+
+	others int64 // see Lease.others
 }
 
 // appendContext is the committer's: an append is not cut by whoever asked for it.
@@ -262,9 +264,11 @@ func (c *committer) attempt(batch []load) ([]load, error) {
 // and writes all rows. Only reads happen before a session's fate is decided, so
 // that one that fails needs no savepoint.
 func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
-	keys := make([]sessionKey, len(batch))
-	for i, ld := range batch {
-		keys[i] = ld.l.key
+	var keys []sessionKey
+	for _, ld := range batch {
+		if !t.unchanged(ld.l) {
+			keys = append(keys, ld.l.key)
+		}
 	}
 	found, err := t.guards(keys)
 	if err != nil {
@@ -283,6 +287,9 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 		v := &verdict{load: ld}
 		vs = append(vs, v)
 		g, ok := found[ld.l.key]
+		if !ok && t.unchanged(ld.l) {
+			g, ok = guardOf(&ld.l.row), true
+		}
 		if !ok {
 			v.skip = true
 			continue
@@ -317,7 +324,7 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 			}
 		}
 		if len(ch.entries) > 0 || ch.row.Owner == "" || len(ch.consumed) > 0 {
-			v.c = ch
+			v.c, v.others = ch, t.others()
 			changes = append(changes, ch)
 		}
 	}
@@ -356,6 +363,26 @@ type guard struct {
 	damaged                        string
 }
 
+// guardOf is the guard of a row in memory.
+func guardOf(r *sessionRow) guard {
+	return guard{owner: r.Owner, fence: r.Fence, head: r.Head, starting: r.starting, inboxN: r.inboxN, inboxUrgent: r.inboxUrgent,
+		inboxLast: r.inboxLast, nextAt: r.nextAt, deleted: r.deletedAt, damaged: r.Damaged}
+}
+
+// others is the writer's count on SQLite, never 0; on PostgreSQL 0.
+func (t *tx) others() int64 {
+	if t.db.pg {
+		return 0
+	}
+	return t.db.writer.others
+}
+
+// unchanged reports that nobody can have written the lease's row since the
+// committer wrote it, so that it need not be read again. The caller is in the
+// writer's turn. The statement that writes the row compares fence and head
+// even so.
+func (t *tx) unchanged(l *Lease) bool { return l.others != 0 && l.others == t.others() }
+
 // guard compares fence, owner and head with what the lease knows.
 func (l *Lease) guard(g guard) error {
 	switch {
@@ -389,7 +416,7 @@ func (c *committer) answer(vs []*verdict) {
 			continue
 		}
 		if v.c != nil {
-			v.l.row, v.l.open = v.c.row, v.c.openAfter()
+			v.l.row, v.l.open, v.l.others = v.c.row, v.c.openAfter(), v.others
 			v.l.deliver(v.c.entries)
 			c.db.hub.publish(v.l.key, v.c.entries, nil)
 		}

@@ -31,6 +31,16 @@ func (x *Effect) args() []any {
 		int64(x.AttemptFence), micros(x.SendBy), int64(x.EndSeq), seqText(x.EvidenceSeqs), micros(x.CreatedAt), micros(x.UpdatedAt)}
 }
 
+// movedColumns are what changes of an effect after its intent, none of them in
+// an index.
+var movedColumns = []string{"state", "outcome", "flags", "attempt_seqs", "attempt_fence", "send_by", "end_seq", "evidence_seqs", "updated_at"}
+
+// movedArgs are the values of movedColumns.
+func (x *Effect) movedArgs() []any {
+	return []any{string(x.State), string(x.Outcome), x.flags(), seqText(x.AttemptSeqs), int64(x.AttemptFence), micros(x.SendBy),
+		int64(x.EndSeq), seqText(x.EvidenceSeqs), micros(x.UpdatedAt)}
+}
+
 type scanner interface{ Scan(...any) error }
 
 func scanEffect(row scanner) (x Effect, err error) {

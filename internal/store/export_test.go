@@ -112,7 +112,7 @@ func (db *DB) RawCommit(ctx context.Context, steps []RawStep) error {
 		if s.Step == 0 {
 			_, err = t.exec(insertEffect, args...)
 		} else {
-			_, err = t.exec(updateEffect, append(args[4:], args[0], args[2])...)
+			_, err = t.exec(moveEffect, append(x.movedArgs(), args[0], args[2])...)
 		}
 		if err != nil {
 			return err
@@ -120,7 +120,7 @@ func (db *DB) RawCommit(ctx context.Context, steps []RawStep) error {
 		r := &sessionRow{}
 		r.Owner, r.Fence, r.Status, r.nextAt = "node", 1, StatusRunning, 1
 		r.Head = s.Seq + Seq(entries) - 1
-		_, err = t.exec(updateSession, append(r.setArgs(), "default", string(s.Session), int64(1), int64(s.Seq)-1)...)
+		_, err = t.exec(updateSession[setEvery], append(r.setArgs()[:setEvery:setEvery], "default", string(s.Session), int64(1), int64(s.Seq)-1)...)
 		return err
 	}
 	return db.transact(ctx, 0, func(t *tx) error {

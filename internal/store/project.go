@@ -20,13 +20,14 @@ type rows struct {
 
 	effects map[EffectID]*Effect // changed by fold
 	fresh   map[EffectID]bool    // of these: new
+	headed  map[EffectID]bool    // of these: an intent wrote over what the proposal said
 	usage   []usageRow
 	config  bool // the configuration changed
 	status  bool // a status event was among the entries
 }
 
 func newRows(s Session, effect func(EffectID, bool) (Effect, bool, error)) *rows {
-	return &rows{session: s, effect: effect, effects: map[EffectID]*Effect{}, fresh: map[EffectID]bool{}}
+	return &rows{session: s, effect: effect, effects: map[EffectID]*Effect{}, fresh: map[EffectID]bool{}, headed: map[EffectID]bool{}}
 }
 
 // clone lets an append be tried and dropped.
@@ -35,7 +36,7 @@ func (r *rows) clone() *rows {
 	for id, e := range r.effects {
 		v := *e
 		c.effects[id] = &v
-		c.fresh[id] = r.fresh[id]
+		c.fresh[id], c.headed[id] = r.fresh[id], r.headed[id]
 	}
 	c.usage = slices.Clip(r.usage)
 	c.config, c.status = r.config, r.status
@@ -317,6 +318,7 @@ func (r *rows) intend(e *Entry, b *Intent) error {
 		return fmt.Errorf("%w: intent of effect %s with class %q", ErrConflict, b.Effect, b.Class)
 	}
 	x.header(&b.EffectHeader)
+	r.headed[x.ID] = true
 	x.State, x.IntentSeq, x.Key, x.Client, x.UpdatedAt = StateIntended, e.Seq, b.Key, b.Client, e.At
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -63,18 +64,45 @@ func scanRow(row scanner, extra ...any) (*sessionRow, error) {
 	return r, nil
 }
 
-// setColumns are the columns that an append may change, in the order of setArgs.
-var setColumns = []string{"thread", "status", "starting", "stop_reason", "paused",
-	"owner", "former", "fence", "head", "head_hash", "compacted", "format", "wake_at", "next_at", "inbox_n", "inbox_urgent", "inbox_seen", "open_from",
+// setColumns are the columns that an append may change, in the order of
+// setArgs: first those that every append changes, last those that stand in an
+// index, which SQLite writes anew for each column that a statement names.
+var setColumns = []string{"head", "head_hash", "updated_at", "open_from",
+	"thread", "status", "starting", "stop_reason", "paused", "former", "fence", "compacted", "format", "wake_at", "inbox_n", "inbox_urgent", "inbox_seen",
 	"input_tokens", "output_tokens", "cache_read_tokens", "cache_5m_tokens", "cache_1h_tokens", "cost_nusd", "active_us", "wasted_tokens",
-	"created_at", "updated_at", "running_since", "terminated_at", "archived_at"}
+	"running_since", "terminated_at", "archived_at",
+	"owner", "next_at", "created_at"}
+
+// Where the parts of setColumns end.
+var (
+	setEvery   = 4
+	setIndexed = len(setColumns) - 3
+)
 
 func (r *sessionRow) setArgs() []any {
 	u := &r.Usage
-	return []any{string(r.Thread), string(r.Status), b2i(r.starting), string(r.StopReason), b2i(r.Paused),
-		string(r.Owner), string(r.former), int64(r.Fence), int64(r.Head), r.HeadHash[:], int64(r.Compacted), int64(r.Format), micros(r.WakeAt), r.nextAt, r.inboxN, r.inboxUrgent, r.inboxSeen, string(r.openFrom),
+	return []any{int64(r.Head), r.HeadHash[:], micros(r.UpdatedAt), string(r.openFrom),
+		string(r.Thread), string(r.Status), b2i(r.starting), string(r.StopReason), b2i(r.Paused), string(r.former), int64(r.Fence), int64(r.Compacted), int64(r.Format), micros(r.WakeAt), r.inboxN, r.inboxUrgent, r.inboxSeen,
 		u.Input, u.Output, u.CacheRead, u.CacheCreation5m, u.CacheCreation1h, u.CostNanoUSD, u.ActiveMicros, u.WastedTokens,
-		micros(r.CreatedAt), micros(r.UpdatedAt), micros(r.RunningSince), micros(r.TerminatedAt), micros(r.ArchivedAt)}
+		micros(r.RunningSince), micros(r.TerminatedAt), micros(r.ArchivedAt),
+		string(r.Owner), r.nextAt, micros(r.CreatedAt)}
+}
+
+// sets returns the values of the columns to be written: the part of setColumns
+// behind which nothing changed.
+func (c *change) sets() []any {
+	args := c.row.setArgs()
+	if c.old.Head == 0 {
+		return args // the row was made in this transaction
+	}
+	old := c.old.setArgs()
+	switch {
+	case !slices.Equal(args[setIndexed:], old[setIndexed:]):
+		return args
+	case !slices.Equal(args[setEvery:setIndexed], old[setEvery:setIndexed]):
+		return args[:setIndexed]
+	}
+	return args[:setEvery]
 }
 
 // sessionRow reads a row without its configuration. On PostgreSQL lock holds it

@@ -239,7 +239,10 @@ func (db *DB) checkSQLite(ctx context.Context) error {
 // sqliteWriter is the one connection that writes, with its prepared statements.
 type sqliteWriter struct {
 	statements
-	turn chan struct{} // holds one token; who has it may use the statements
+	turn chan struct{} // holds one token; who has it may use the fields
+	// others counts the transactions that are not the committer's, begun ones
+	// too. The folder's lock makes this the only process that writes.
+	others int64
 }
 
 func newSQLiteWriter(ctx context.Context, w *sql.DB) (*sqliteWriter, error) {
@@ -260,6 +263,9 @@ func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) 
 	}
 	ctx = context.WithoutCancel(ctx)
 	w.trim()
+	if ctx.Value(commitStep{}) == nil {
+		w.others++
+	}
 	t := &tx{ctx: ctx, db: db, st: &w.statements}
 	if _, err := t.exec("BEGIN IMMEDIATE"); err != nil {
 		return fmt.Errorf("begin: %w", err)

@@ -3,6 +3,7 @@ package store
 import (
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -93,7 +94,8 @@ const (
 	logKinds    = "ttitttt" + "iit" + "bbtb"
 	effectKinds = "ttttttttttt" + "i" + "tttt" + "iit" + "iii" + "t" + "ii"
 	usageKinds  = "ttttti" + "iiiiiii"
-	setKinds    = "ttiti" + "tti" + "ib" + "iiiiiii" + "t" + "iiiiiiii" + "iiiii"
+	movedKinds  = "ttitiiiti"
+	setKinds    = "ibit" + "ttiti" + "tiiiiiii" + "iiiiiiii" + "iii" + "tii"
 )
 
 // writeUnnest writes the rows of all changes with one statement per table. The
@@ -104,16 +106,23 @@ func (t *tx) writeUnnest(cs []*change) error {
 	changed := newTable("effects", effectColumns, effectKinds)
 	used := newTable("usage", usageColumns, usageKinds)
 	gone := newTable("inbox", "workspace, session, id", "ttt")
-	set := newTable("sessions", strings.Join(setColumns, ", ")+", workspace, id, old_fence, old_head", setKinds+"ttii")
+	moved := newTable("effects", strings.Join(movedColumns, ", ")+", workspace, id", movedKinds+"tt")
+	sets := map[int]*table{} // by the number of columns
+	for _, n := range []int{setEvery, setIndexed, len(setColumns)} {
+		sets[n] = newTable("sessions", strings.Join(setColumns[:n], ", ")+", workspace, id, old_fence, old_head", setKinds[:n]+"ttii")
+	}
 	for _, c := range cs {
 		for i := range c.entries {
 			logs.add(c.logArgs(i))
 		}
 		for id, x := range c.rows.effects {
-			if c.rows.fresh[id] {
+			switch {
+			case c.rows.fresh[id]:
 				fresh.add(x.args())
-			} else {
+			case c.rows.headed[id]:
 				changed.add(x.args())
+			default:
+				moved.add(append(x.movedArgs(), string(x.Workspace), string(x.ID)))
 			}
 		}
 		for i := range c.rows.usage {
@@ -122,7 +131,8 @@ func (t *tx) writeUnnest(cs []*change) error {
 		for _, id := range c.consumed {
 			gone.add([]any{string(c.row.Workspace), string(c.row.ID), id})
 		}
-		set.add(append(c.row.setArgs(), string(c.row.Workspace), string(c.row.ID), int64(c.old.Fence), int64(c.old.Head)))
+		values := c.sets()
+		sets[len(values)].add(append(slices.Clip(values), string(c.row.Workspace), string(c.row.ID), int64(c.old.Fence), int64(c.old.Head)))
 		if err := t.writeConfig(c); err != nil {
 			return err
 		}
@@ -135,12 +145,18 @@ func (t *tx) writeUnnest(cs []*change) error {
 		{logs, logs.insert(), false},
 		{fresh, fresh.insert(), false},
 		{changed, "UPDATE effects e SET " + changed.set(4, len(changed.names)) + " FROM " + changed.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id", false},
+		{moved, "UPDATE effects e SET " + moved.set(0, len(movedColumns)) + " FROM " + moved.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id", false},
 		{used, used.insert() + " ON CONFLICT (workspace, id) DO NOTHING", true},
 		{gone, "DELETE FROM inbox i USING " + gone.unnest() + " WHERE i.workspace = u.workspace AND i.session = u.session AND i.id = u.id", false},
-		{set, "UPDATE sessions s SET " + set.set(0, len(setColumns)) + " FROM " + set.unnest() + " WHERE s.workspace = u.workspace AND s.id = u.id AND s.fence = u.old_fence AND s.head = u.old_head", false},
 	} {
 		if err := t.write(w.tab, w.text, w.any); err != nil {
 			return fmt.Errorf("write %s: %w", w.tab.name, err)
+		}
+	}
+	for n, set := range sets {
+		text := "UPDATE sessions s SET " + set.set(0, n) + " FROM " + set.unnest() + " WHERE s.workspace = u.workspace AND s.id = u.id AND s.fence = u.old_fence AND s.head = u.old_head"
+		if err := t.write(set, text, false); err != nil {
+			return fmt.Errorf("write sessions: %w", err)
 		}
 	}
 	return nil

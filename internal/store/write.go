@@ -3,6 +3,7 @@ package store
 import (
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -51,12 +52,21 @@ var (
 	insertEffect = `INSERT INTO effects (` + effectColumns + `) VALUES (` + marks(25) + `)`
 	updateEffect = `UPDATE effects SET (thread, tool, server, connector, class, state, outcome, flags, event, digest, near, idem_key, first_seq, intent_seq, attempt_seqs, attempt_fence, send_by, end_seq, evidence_seqs, created_at, updated_at) = (` +
 		marks(21) + `) WHERE workspace = ? AND id = ?`
-	updateSession = `UPDATE sessions SET ` + strings.Join(setColumns, " = ?, ") + ` = ? WHERE workspace = ? AND id = ? AND fence = ? AND head = ?`
-	insertUsage   = `INSERT INTO usage (` + usageColumns + `) VALUES (` + marks(13) + `) ON CONFLICT (workspace, id) DO NOTHING`
-	deleteInbox   = `DELETE FROM inbox WHERE workspace = ? AND session = ? AND id = ?`
-	upsertConfig  = `INSERT INTO session_configs (workspace, session, config) VALUES (?, ?, ?) ON CONFLICT (workspace, session) DO UPDATE SET config = excluded.config`
-	setAgent      = `UPDATE sessions SET agent_id = ?, agent_version = ? WHERE workspace = ? AND id = ?`
+	moveEffect    = `UPDATE effects SET ` + strings.Join(movedColumns, " = ?, ") + ` = ? WHERE workspace = ? AND id = ?`
+	updateSession = map[int]string{ // by the number of columns
+		setEvery:        updateSessionOf(setEvery),
+		setIndexed:      updateSessionOf(setIndexed),
+		len(setColumns): updateSessionOf(len(setColumns)),
+	}
+	insertUsage  = `INSERT INTO usage (` + usageColumns + `) VALUES (` + marks(13) + `) ON CONFLICT (workspace, id) DO NOTHING`
+	deleteInbox  = `DELETE FROM inbox WHERE workspace = ? AND session = ? AND id = ?`
+	upsertConfig = `INSERT INTO session_configs (workspace, session, config) VALUES (?, ?, ?) ON CONFLICT (workspace, session) DO UPDATE SET config = excluded.config`
+	setAgent     = `UPDATE sessions SET agent_id = ?, agent_version = ? WHERE workspace = ? AND id = ?`
 )
+
+func updateSessionOf(n int) string {
+	return `UPDATE sessions SET ` + strings.Join(setColumns[:n], " = ?, ") + ` = ? WHERE workspace = ? AND id = ? AND fence = ? AND head = ?`
+}
 
 func (c *change) logArgs(i int) []any {
 	e, p := &c.entries[i], &c.prepared[i]
@@ -89,23 +99,26 @@ func (t *tx) writeChange(c *change) error {
 		}
 	}
 	for id, x := range c.rows.effects {
-		args := x.args()
 		if c.rows.fresh[id] {
-			if _, err := t.exec(insertEffect, args...); err != nil {
+			if _, err := t.exec(insertEffect, x.args()...); err != nil {
 				return err
 			}
 			continue
 		}
-		set := append(args[4:], args[0], args[2])
-		if n, err := t.exec(updateEffect, set...); err != nil || n != 1 {
+		update, set := moveEffect, x.movedArgs()
+		if c.rows.headed[id] {
+			update, set = updateEffect, x.args()[4:]
+		}
+		if n, err := t.exec(update, append(set, string(x.Workspace), string(x.ID))...); err != nil || n != 1 {
 			return orMissing(err, "effect "+string(id))
 		}
 	}
 	if err := t.writeRare(c); err != nil {
 		return err
 	}
-	args := append(c.row.setArgs(), string(c.row.Workspace), string(c.row.ID), int64(c.old.Fence), int64(c.old.Head))
-	n, err := t.exec(updateSession, args...)
+	sets := c.sets()
+	update := updateSession[len(sets)]
+	n, err := t.exec(update, append(slices.Clip(sets), string(c.row.Workspace), string(c.row.ID), int64(c.old.Fence), int64(c.old.Head))...)
 	if err == nil && n == 0 {
 		err = ErrFenced
 	}
