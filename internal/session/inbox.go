@@ -409,13 +409,12 @@ func (d *driver) settle(ctx context.Context, r store.Inbox) error {
 func (d *driver) interrupt(ctx context.Context, r store.Inbox) error {
 	var open []*call
 	var status store.Status
-	var paused bool
 	d.read(func(st *state) {
 		for _, c := range st.open() {
 			cp := *c
 			open = append(open, &cp)
 		}
-		status, paused = st.status, st.paused
+		status = st.status
 	})
 	for _, c := range open {
 		if err := d.abandon(ctx, c); err != nil {
@@ -423,7 +422,7 @@ func (d *driver) interrupt(ctx context.Context, r store.Inbox) error {
 		}
 	}
 	drafts := []store.Draft{processed(r)}
-	if (status != store.StatusIdle || len(open) > 0) && !paused {
+	if status != store.StatusIdle || len(open) > 0 {
 		drafts = append(drafts, d.idle(stopReason{Type: stopEndTurn}, nil, store.SessionUsage{})...)
 	}
 	if err := d.m.fault("before_interrupt"); err != nil {

@@ -505,3 +505,23 @@ func TestLongAnswerIsNotStuck(t *testing.T) {
 		t.Errorf("%d model requests, want 1\n%s", n, e.tell(id))
 	}
 }
+
+// An interrupt of a paused session closes its open calls; the idle event is
+// the last one again, else a client's runner would wait for ever (REF 9.11).
+func TestInterruptOfPaused(t *testing.T) {
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "act", Class: "irreversible"})
+	e := newEnv(t, world, map[string]string{"act": plain}, calls(use("act", "1")), done)
+	id := e.begin("act")
+	e.until(id, "the question", func(all []store.Entry) bool { return last(all) == "session.status_idle" })
+	if _, err := e.manager.Pause(t.Context(), ws, id, "someone"); err != nil {
+		t.Fatal(err)
+	}
+	e.until(id, "the pause", func(all []store.Entry) bool { return count(all, "session.paused") == 1 && last(all) == "session.status_idle" })
+	e.send(id, m{"type": "user.interrupt"})
+	e.until(id, "the interrupt", func(all []store.Entry) bool {
+		return count(all, "user.interrupt") == 1 && count(all, "agent.mcp_tool_result") == 1 && last(all) == "session.status_idle"
+	})
+	if n := world.Executions("act"); n != 0 {
+		t.Errorf("act was executed %d times, want 0", n)
+	}
+}
