@@ -140,8 +140,13 @@ func (t *tx) each(query string, args []any, f func(*sql.Rows) error) error {
 	return t.db.mapErr(rows.Err())
 }
 
-// maxTries bounds repetitions after serialization failures.
+// maxTries bounds repetitions of a batch after serialization failures.
 const maxTries = 20
+
+// retryTime bounds repetitions of a write transaction after serialization
+// failures: many that write one row (the head of an audit chain) wait for each
+// other, however slow the machine is.
+const retryTime = 15 * time.Second
 
 // tx runs f in a write transaction; see the comment at the top of this file.
 func (db *DB) tx(ctx context.Context, f func(*tx) error) error {
@@ -167,13 +172,14 @@ func (db *DB) write(ctx context.Context, o writeOpt, f func(*tx) error) error {
 	if db.cfg.ReadOnly {
 		return errReadOnly
 	}
+	began := time.Now()
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		err := db.writeOnce(ctx, o, f)
 		lost := errors.Is(err, errLostCommit)
-		if err == nil || !(try < maxTries && db.isRetry(err)) && !(try < connTries && !lost && db.isConn(err)) {
+		if err == nil || !(time.Since(began) < retryTime && db.isRetry(err)) && !(try < connTries && !lost && db.isConn(err)) {
 			return err
 		}
 		if db.isRetry(err) {
