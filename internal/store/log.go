@@ -135,6 +135,10 @@ func (r *Range) contiguous() bool {
 		r.AtGT.IsZero() && r.AtGTE.IsZero() && r.AtLT.IsZero() && r.AtLTE.IsZero()
 }
 
+// readAhead bounds the rows that room is made for before any is read: a head
+// that is damaged may promise more than there are.
+const readAhead = 1 << 14
+
 func (t *tx) readSegment(row *sessionRow, r Range, lo, hi Seq, limit int, list []Entry) ([]Entry, error) {
 	where, args := `workspace = ? AND session = ? AND seq > ? AND seq <= ?`, []any{row.Workspace, row.ID, int64(lo), int64(hi)}
 	add := func(cond string, values ...any) { where += " AND " + cond; args = append(args, values...) }
@@ -163,6 +167,13 @@ func (t *tx) readSegment(row *sessionRow, r Range, lo, hi Seq, limit int, list [
 		where += " LIMIT " + strconv.Itoa(limit)
 	}
 	var got []logRow
+	if r.contiguous() {
+		n := int(min(hi-lo, readAhead))
+		if limit > 0 {
+			n = min(n, limit)
+		}
+		got = make([]logRow, 0, n)
+	}
 	err := t.each(`SELECT `+readColumns+` FROM log WHERE `+where, args, func(rows *sql.Rows) error {
 		lr, err := scanLog(rows)
 		got = append(got, lr)
@@ -210,6 +221,7 @@ func (t *tx) verified(row *sessionRow, got []logRow, lo, hi Seq, limit int, desc
 	if desc {
 		slices.Reverse(got)
 	}
+	list = slices.Grow(list, len(got))
 	for i := range got {
 		list = append(list, got[i].Entry)
 	}
