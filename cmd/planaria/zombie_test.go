@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -68,12 +69,44 @@ func (p *pair) takeOver() {
 	p.api.Base = "http://" + p.secondAddr
 }
 
-// stop freezes a process: it does not know that time passes.
+// signal sends a signal. A process that was told to stop is stopped when it
+// returns: not one of its threads runs, or knows that time passes.
 func (p *pair) signal(v *victim, s syscall.Signal) {
 	p.t.Helper()
 	if err := v.cmd.Process.Signal(s); err != nil {
 		p.t.Fatal(err)
 	}
+	if s != syscall.SIGSTOP {
+		return
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(zombieTime); !stopped(p.t, v.cmd.Process.Pid); <-tick.C {
+		if time.Now().After(deadline) {
+			p.t.Fatal("a process does not stop")
+		}
+	}
+}
+
+// stopped reports whether every thread of a process is stopped (proc(5), field
+// 3 of stat, behind the name in parentheses).
+func stopped(t testing.TB, pid int) bool {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("threads of process %d: %v", pid, err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a thread that has ended
+		}
+		_, rest, ok := strings.Cut(string(b[strings.LastIndexByte(string(b), '(')+1:]), ") ")
+		if err != nil || !ok || !strings.HasPrefix(rest, "T") {
+			return false
+		}
+	}
+	return true
 }
 
 // entries reads a session's log.
