@@ -132,3 +132,6 @@ func (db *DB) RawCommit(ctx context.Context, steps []RawStep) error {
 		return nil
 	})
 }
+
+// VersionOf is how the version of a body is read.
+func VersionOf(body []byte) (int, error) { return bodyVersion(body) }

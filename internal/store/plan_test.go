@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -30,4 +31,28 @@ func TestHotQueriesUseTheirIndexes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The short ways to a body's version say what reading all of it says.
+func TestBodyVersion(t *testing.T) {
+	for _, body := range []string{
+		`{"v":3}`, `{"v":3,"a":1}`, `{"a":1,"v":3}`, `{"a":{"v":9},"v":3}`, `{"v":3,"a":{"b":1,"v":9}}`, `{"a":{"b":1,"v":9}}`,
+		`{"v":2,"a":[1,{"b":2,"v":9}]}`, `{"a":"x,\"v\":9}"}`, `{"a":",\"v\":9}","v":3}`, `{"a":"\\","v":3}`, `{"a":1,"v":1234567}`,
+		`{"v":1234567}`, `{"a":1,"v": 4}`, `{"a":1,"v":4 }`, `{}`, `{"a":1}`, `{"v":0}`,
+	} {
+		var want struct {
+			V int `json:"v"`
+		}
+		if err := json.Unmarshal([]byte(body), &want); err != nil {
+			t.Fatal(body, err)
+		}
+		if got, err := store.VersionOf([]byte(body)); err != nil || got != want.V {
+			t.Errorf("version of %s = %d, %v, want %d", body, got, err, want.V)
+		}
+	}
+	for _, body := range []string{``, `{`, `nonsense`} {
+		if _, err := store.VersionOf([]byte(body)); err == nil {
+			t.Errorf("version of %q: no error", body)
+		}
+	}
 }

@@ -125,14 +125,19 @@ type idleBody struct {
 	StopReason json.RawMessage `json:"stop_reason"`
 }
 
-// bodyVersion reads the field "v", which our encoders put first.
+// bodyVersion reads the field "v", which our encoders put first (records) or
+// last (events, whose fields are sorted).
 func bodyVersion(body []byte) (int, error) {
 	if rest, ok := bytes.CutPrefix(body, []byte(`{"v":`)); ok {
-		n, i := 0, 0
-		for ; i < len(rest) && i < 6 && rest[i] >= '0' && rest[i] <= '9'; i++ {
-			n = n*10 + int(rest[i]-'0')
+		if n, size := digits(rest); size > 0 && size < len(rest) && (rest[size] == ',' || rest[size] == '}') {
+			return n, nil
 		}
-		if i > 0 && i < len(rest) && (rest[i] == ',' || rest[i] == '}') {
+	}
+	// Between the last brace, which closes the body, and this there is but a
+	// number: it is a field of the body and nothing deeper.
+	if i := bytes.LastIndex(body[max(0, len(body)-16):], []byte(`,"v":`)); i >= 0 {
+		rest := body[max(0, len(body)-16)+i+len(`,"v":`):]
+		if n, size := digits(rest); size > 0 && string(rest[size:]) == "}" {
 			return n, nil
 		}
 	}
@@ -141,6 +146,15 @@ func bodyVersion(body []byte) (int, error) {
 	}
 	err := json.Unmarshal(body, &v)
 	return v.V, err
+}
+
+// digits reads a number of at most six digits and says how many it has.
+func digits(b []byte) (n, size int) {
+	for size < len(b) && size < 6 && b[size] >= '0' && b[size] <= '9' {
+		n = n*10 + int(b[size]-'0')
+		size++
+	}
+	return n, size
 }
 
 // fold applies one entry. It is pure: the new rows follow from the old rows and
