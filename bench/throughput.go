@@ -18,7 +18,7 @@ import (
 // same rows, bytes and indexes written by a bare group committer.
 func benchThroughput(ctx context.Context, b *bench) error {
 	t := &table{title: "Durable effects per second (3 commits each, all projections)",
-		head: []string{"store", "sessions", "effects/s", "effect median", "effect p99", "bare group commit, effects/s", "share"}}
+		head: []string{"store", "sessions", "effects/s", "effect median", "effect p99", "bare group commit, effects/s", "share", "CPU an effect", "of the baseline"}}
 	ok := true
 	run := func(engine string, url func() (string, error)) error {
 		for _, n := range []int{1, 64, 1000} {
@@ -97,7 +97,7 @@ func (b *bench) throughput(ctx context.Context, t *table, engine, url string, n 
 	}
 	share := ours.perSecond() / base.perSecond()
 	t.row(engine, count(float64(n)), count(ours.perSecond()), ms(ours.each.median()), ms(ours.each.p99()),
-		count(base.perSecond()), percent(ours.perSecond(), base.perSecond()))
+		count(base.perSecond()), percent(ours.perSecond(), base.perSecond()), micro(ours.cpuEach()), micro(base.cpuEach()))
 	return share, nil
 }
 
@@ -105,14 +105,20 @@ func (b *bench) throughput(ctx context.Context, t *table, engine, url string, n 
 type rate struct {
 	done    int64
 	elapsed time.Duration
+	cpu     time.Duration // of this process; a server's is not in it
 	each    sample
 }
 
 func (r *rate) perSecond() float64 { return float64(r.done) / r.elapsed.Seconds() }
 
+// cpuEach is the CPU time of one.
+func (r *rate) cpuEach() time.Duration { return r.cpu / time.Duration(max(r.done, 1)) }
+
+func micro(d time.Duration) string { return fmt.Sprintf("%d µs", d.Microseconds()) }
+
 // add lets n workers repeat f for a time.
 func (r *rate) add(ctx context.Context, d time.Duration, n int, f func(ctx context.Context, i int) error) error {
-	start := time.Now()
+	start, used := time.Now(), cpuTime()
 	var mu sync.Mutex
 	var done atomic.Int64
 	err := each(n, func(i int) error {
@@ -131,6 +137,7 @@ func (r *rate) add(ctx context.Context, d time.Duration, n int, f func(ctx conte
 		return nil
 	})
 	r.elapsed += time.Since(start)
+	r.cpu += cpuTime() - used
 	r.done += done.Load()
 	return err
 }
