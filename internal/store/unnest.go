@@ -7,30 +7,43 @@ import (
 	"strings"
 )
 
-// table is a set of rows on their way to PostgreSQL as one array per column.
-type table struct {
+// shape is a table's name and columns.
+type shape struct {
 	name  string
 	names []string
 	kinds string // per column: t text, i bigint, b bytea
-	cols  []any  // per column: []string, []int64, [][]byte
-	n     int64
 }
 
-// newTable declares columns, "name, name, …", of the kinds given.
-func newTable(name, columns, kinds string) *table {
-	t := &table{name: name, names: strings.Split(strings.ReplaceAll(strings.ReplaceAll(columns, "\n", ""), " ", ""), ","), kinds: kinds}
-	for _, k := range kinds {
+// table is a set of rows on their way to PostgreSQL as one array per column.
+type table struct {
+	*shape
+	cols []any // per column: []string, []int64, [][]byte
+	n    int64
+}
+
+// newShape declares columns, "name, name, …", of the kinds given.
+func newShape(name, columns, kinds string) *shape {
+	s := &shape{name: name, names: strings.Split(strings.ReplaceAll(strings.ReplaceAll(columns, "\n", ""), " ", ""), ","), kinds: kinds}
+	if len(s.names) != len(s.kinds) {
+		panic(fmt.Sprintf("store: table %s has %d columns and %d kinds", name, len(s.names), len(s.kinds)))
+	}
+	return s
+}
+
+func newTable(name, columns, kinds string) *table { return newShape(name, columns, kinds).table() }
+
+// table is an empty set of rows.
+func (s *shape) table() *table {
+	t := &table{shape: s, cols: make([]any, len(s.kinds))}
+	for i, k := range s.kinds {
 		switch k {
 		case 't':
-			t.cols = append(t.cols, []string(nil))
+			t.cols[i] = []string(nil)
 		case 'i':
-			t.cols = append(t.cols, []int64(nil))
+			t.cols[i] = []int64(nil)
 		case 'b':
-			t.cols = append(t.cols, [][]byte(nil))
+			t.cols[i] = [][]byte(nil)
 		}
-	}
-	if len(t.names) != len(t.cols) {
-		panic(fmt.Sprintf("store: table %s has %d columns and %d kinds", name, len(t.names), len(t.cols)))
 	}
 	return t
 }
@@ -51,23 +64,23 @@ func (t *table) add(values []any) {
 }
 
 // unnest is the rows as a relation u of the columns' names.
-func (t *table) unnest() string {
-	casts := make([]string, len(t.kinds))
-	for i, k := range t.kinds {
+func (s *shape) unnest() string {
+	casts := make([]string, len(s.kinds))
+	for i, k := range s.kinds {
 		casts[i] = map[rune]string{'t': "?::text[]", 'i': "?::bigint[]", 'b': "?::bytea[]"}[k]
 	}
-	return "unnest(" + strings.Join(casts, ", ") + ") AS u (" + strings.Join(t.names, ", ") + ")"
+	return "unnest(" + strings.Join(casts, ", ") + ") AS u (" + strings.Join(s.names, ", ") + ")"
 }
 
 // insert is the statement that inserts the rows.
-func (t *table) insert() string {
-	return "INSERT INTO " + t.name + " (" + strings.Join(t.names, ", ") + ") SELECT u." + strings.Join(t.names, ", u.") + " FROM " + t.unnest()
+func (s *shape) insert() string {
+	return "INSERT INTO " + s.name + " (" + strings.Join(s.names, ", ") + ") SELECT u." + strings.Join(s.names, ", u.") + " FROM " + s.unnest()
 }
 
 // set is "a = u.a, b = u.b" for the columns from..to.
-func (t *table) set(from, to int) string {
+func (s *shape) set(from, to int) string {
 	parts := make([]string, 0, to-from)
-	for _, n := range t.names[from:to] {
+	for _, n := range s.names[from:to] {
 		parts = append(parts, n+" = u."+n)
 	}
 	return strings.Join(parts, ", ")
@@ -98,19 +111,44 @@ const (
 	setKinds    = "ibit" + "ttiti" + "tiiiiiii" + "iiiiiiii" + "iii" + "tii"
 )
 
+// What an append writes on PostgreSQL: shapes and statements, made once.
+var (
+	logShape    = newShape("log", logColumns, logKinds)
+	effectShape = newShape("effects", effectColumns, effectKinds)
+	movedShape  = newShape("effects", strings.Join(movedColumns, ", ")+", workspace, id", movedKinds+"tt")
+	usageShape  = newShape("usage", usageColumns, usageKinds)
+	goneShape   = newShape("inbox", "workspace, session, id", "ttt")
+
+	pgLog     = logShape.insert()
+	pgFresh   = effectShape.insert()
+	pgChanged = "UPDATE effects e SET " + effectShape.set(4, len(effectShape.names)) + " FROM " + effectShape.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id"
+	pgMoved   = "UPDATE effects e SET " + movedShape.set(0, len(movedColumns)) + " FROM " + movedShape.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id"
+	pgUsed    = usageShape.insert() + " ON CONFLICT (workspace, id) DO NOTHING"
+	pgGone    = "DELETE FROM inbox i USING " + goneShape.unnest() + " WHERE i.workspace = u.workspace AND i.session = u.session AND i.id = u.id"
+
+	setEveryShape   = setShape(setEvery)
+	setUnindexed    = setShape(setIndexed)
+	setAllShape     = setShape(len(setColumns))
+	pgSetEvery      = setEveryShape.setSessions(setEvery)
+	pgSetUnindexed  = setUnindexed.setSessions(setIndexed)
+	pgSetAllColumns = setAllShape.setSessions(len(setColumns))
+)
+
+func setShape(n int) *shape {
+	return newShape("sessions", strings.Join(setColumns[:n], ", ")+", workspace, id, old_fence, old_head", setKinds[:n]+"ttii")
+}
+
+func (s *shape) setSessions(n int) string {
+	return "UPDATE sessions s SET " + s.set(0, n) + " FROM " + s.unnest() + " WHERE s.workspace = u.workspace AND s.id = u.id AND s.fence = u.old_fence AND s.head = u.old_head"
+}
+
 // writeUnnest writes the rows of all changes with one statement per table. The
 // sessions' rows are locked by guards or by their reader.
 func (t *tx) writeUnnest(cs []*change) error {
-	logs := newTable("log", logColumns, logKinds)
-	fresh := newTable("effects", effectColumns, effectKinds)
-	changed := newTable("effects", effectColumns, effectKinds)
-	used := newTable("usage", usageColumns, usageKinds)
-	gone := newTable("inbox", "workspace, session, id", "ttt")
-	moved := newTable("effects", strings.Join(movedColumns, ", ")+", workspace, id", movedKinds+"tt")
-	sets := map[int]*table{} // by the number of columns
-	for _, n := range []int{setEvery, setIndexed, len(setColumns)} {
-		sets[n] = newTable("sessions", strings.Join(setColumns[:n], ", ")+", workspace, id, old_fence, old_head", setKinds[:n]+"ttii")
-	}
+	logs, fresh, changed, moved := logShape.table(), effectShape.table(), effectShape.table(), movedShape.table()
+	used, gone := usageShape.table(), goneShape.table()
+	every, unindexed, all := setEveryShape.table(), setUnindexed.table(), setAllShape.table()
+	sets := map[int]*table{setEvery: every, setIndexed: unindexed, len(setColumns): all} // by the number of columns
 	for _, c := range cs {
 		for i := range c.entries {
 			logs.add(c.logArgs(i))
@@ -142,21 +180,18 @@ func (t *tx) writeUnnest(cs []*change) error {
 		text string
 		any  bool
 	}{
-		{logs, logs.insert(), false},
-		{fresh, fresh.insert(), false},
-		{changed, "UPDATE effects e SET " + changed.set(4, len(changed.names)) + " FROM " + changed.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id", false},
-		{moved, "UPDATE effects e SET " + moved.set(0, len(movedColumns)) + " FROM " + moved.unnest() + " WHERE e.workspace = u.workspace AND e.id = u.id", false},
-		{used, used.insert() + " ON CONFLICT (workspace, id) DO NOTHING", true},
-		{gone, "DELETE FROM inbox i USING " + gone.unnest() + " WHERE i.workspace = u.workspace AND i.session = u.session AND i.id = u.id", false},
+		{logs, pgLog, false},
+		{fresh, pgFresh, false},
+		{changed, pgChanged, false},
+		{moved, pgMoved, false},
+		{used, pgUsed, true},
+		{gone, pgGone, false},
+		{every, pgSetEvery, false},
+		{unindexed, pgSetUnindexed, false},
+		{all, pgSetAllColumns, false},
 	} {
 		if err := t.write(w.tab, w.text, w.any); err != nil {
 			return fmt.Errorf("write %s: %w", w.tab.name, err)
-		}
-	}
-	for n, set := range sets {
-		text := "UPDATE sessions s SET " + set.set(0, n) + " FROM " + set.unnest() + " WHERE s.workspace = u.workspace AND s.id = u.id AND s.fence = u.old_fence AND s.head = u.old_head"
-		if err := t.write(set, text, false); err != nil {
-			return fmt.Errorf("write sessions: %w", err)
 		}
 	}
 	return nil
