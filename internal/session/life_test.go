@@ -516,7 +516,9 @@ func TestInterruptOfPaused(t *testing.T) {
 	if _, err := e.manager.Pause(t.Context(), ws, id, "someone"); err != nil {
 		t.Fatal(err)
 	}
-	e.until(id, "the pause", func(all []store.Entry) bool { return count(all, "session.paused") == 1 && last(all) == "session.status_idle" })
+	e.until(id, "the pause", func(all []store.Entry) bool {
+		return count(all, "session.paused") == 1 && last(all) == "session.status_idle"
+	})
 	e.send(id, m{"type": "user.interrupt"})
 	e.until(id, "the interrupt", func(all []store.Entry) bool {
 		return count(all, "user.interrupt") == 1 && count(all, "agent.mcp_tool_result") == 1 && last(all) == "session.status_idle"
