@@ -3,7 +3,11 @@
 GO      ?= go
 TIMEOUT ?= 25m
 # Binaries are static: they run on any Linux of this architecture.
-BUILD    = CGO_ENABLED=0 $(GO) build -trimpath
+BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w'
+
+# A pipe fails when any part of it does.
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test check bench clean
@@ -13,7 +17,8 @@ help: ## list the targets
 
 build: ## build bin/planaria
 	@echo "building bin/planaria (the first time also its libraries, some minutes)"
-	@$(BUILD) -o bin/planaria ./cmd/planaria
+	@$(BUILD) -v -o bin/planaria ./cmd/planaria 2>&1 | awk '\
+		/^[A-Za-z0-9_.\/~-]+$$/ { if (++n % 40 == 0) print "  " n " packages compiled"; fflush(); next } { print }'
 
 demo: build ## an agent at work, its server killed twice, nothing repeated
 	@./bin/planaria demo
