@@ -271,12 +271,11 @@ func (l *Log) Complete(ctx context.Context, lease *store.Lease, e store.Effect, 
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("complete %s: %w", e.ID, err)
-	// A crash right here leaves the effect attempted: the next owner finds it in doubt.
-	if errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrUnknown) {
-		return errors.Join(err, l.Late(ctx, e, LateEvidence(c)))
-	}
-	return err
+	// A crash right here leaves the effect attempted: the next owner finds it in
+	// doubt. Whatever kept the completion out (a newer owner, an unknown commit, a
+	// disk that was full for a moment), what the target said is known here and
+	// nowhere else: it goes where it needs no fence.
+	return errors.Join(fmt.Errorf("complete %s: %w", e.ID, err), l.Late(ctx, e, LateEvidence(c)))
 }
 
 // completion makes the entry that ends a non-read, and what must hold for it.

@@ -195,3 +195,44 @@ func TestLateAnswerOfArchivedSession(t *testing.T) {
 		t.Errorf("effect is %s with evidence %v (%v), want in doubt with one piece", x.State, x.EvidenceSeqs, err)
 	}
 }
+
+// Attack E19: the disk refuses the completion for a moment and the process
+// lives. What the target answered is not lost: it goes to the inbox and settles
+// the effect, although nobody can ask the target.
+func TestAnswerSurvivesFailedCompletion(t *testing.T) {
+	w := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "act", Class: "irreversible"})
+	e := newEnv(t, w, contracts{"act": `{"class":"irreversible"}`})
+	id := e.intend("act", `{}`)
+	full := errors.New("no space left")
+	e.mu.Lock()
+	e.fault = func(p string) error {
+		if p == "before_completion" {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.step = func(step string) error {
+				if step == "append.before" {
+					return full
+				}
+				return nil
+			}
+		}
+		return nil
+	}
+	e.mu.Unlock()
+	if _, err := e.go1(id); err == nil {
+		t.Fatal("the completion was committed on a full disk")
+	}
+	e.mu.Lock()
+	e.step, e.fault = nil, nil
+	e.mu.Unlock()
+	if ev := takeEvidence(e); ev.Says != "happened" || ev.Kind != "late" {
+		t.Fatalf("evidence = %+v, want a late answer that it happened", ev)
+	}
+	if p := e.goOn(id); !p.Done || p.Answer.IsError {
+		t.Errorf("got %+v, want it settled by its own answer", p)
+	}
+	e.want(id, store.StateCompleted, store.OutcomeOK)
+	if n := w.Executions("act"); n != 1 {
+		t.Errorf("act was executed %d times, want 1", n)
+	}
+}
