@@ -310,7 +310,9 @@ func (c *committer) build(t *tx, batch []load) ([]*verdict, error) {
 				continue
 			}
 			if len(v.left) > 0 && !it.relaxed {
-				v.errs[i] = fmt.Errorf("entries appended relaxed before are not there: %w", errors.Join(v.left...))
+				// Never a conflict of this append, whatever the relaxed ones met: an
+				// owner that tried again would go on from entries that are not there.
+				v.errs[i] = fmt.Errorf("entries appended relaxed before are not there: %v", errors.Join(v.left...))
 				v.left = nil
 				continue
 			}
