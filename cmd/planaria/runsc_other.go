@@ -1,0 +1,6 @@
+//go:build !linux
+
+package main
+
+// multicall does nothing here: sandboxes need Linux.
+func multicall() {}

@@ -1,0 +1,311 @@
+//go:build linux
+
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/planaria/planaria/internal/sandbox/link"
+	"github.com/planaria/planaria/internal/sandbox/wire"
+)
+
+// Call is one tool call inside.
+type Call struct {
+	ID     string          // the tool event's; time-ordered; runs at most once
+	Thread string          // whose shell
+	Tool   string          // bash, read, write, edit, glob, grep
+	Input  json.RawMessage // REF 11.4
+	// Progress gets new output while it runs, if set. It may skip some; the
+	// result has the whole tail.
+	Progress func(text string)
+}
+
+// Result is what a call came to. An error of the tool itself is a Result with
+// IsError, never a Go error.
+type Result = wire.Result
+
+// Do runs a call and waits for its result: across cuts, snapshots, and, when it
+// is asked again, across owners. A call whose id is known is not started again.
+// When ctx ends the call goes on inside; Cancel stops it. ErrGone when the
+// sandbox dies: nobody knows then how far the call came, and all of it is undone
+// by restoring a snapshot.
+func (s *Sandbox) Do(ctx context.Context, c Call) (*Result, error) {
+	r, err := s.call(ctx, wire.Call{ID: c.ID, Thread: c.Thread, Tool: c.Tool, Input: c.Input}, c.Progress)
+	if err != nil {
+		return nil, fmt.Errorf("call %s: %w", c.ID, err)
+	}
+	return r, nil
+}
+
+// Reattach asks for a call that an earlier owner may have started.
+// ErrUnknownCall: it was never started here.
+func (s *Sandbox) Reattach(ctx context.Context, id string, progress func(text string)) (*Result, error) {
+	r, err := s.call(ctx, wire.Call{ID: id, Only: true}, progress)
+	if err != nil {
+		return nil, fmt.Errorf("reattach to call %s: %w", id, err)
+	}
+	return r, nil
+}
+
+func (s *Sandbox) call(ctx context.Context, req wire.Call, progress func(string)) (*Result, error) {
+	if req.ID == "" {
+		return nil, errors.New("id is missing")
+	}
+	for {
+		r, err := s.ask(ctx, req, progress)
+		// A stream that was reset says nothing about the call: ask again.
+		if err == nil || !errors.Is(err, link.ErrReset) {
+			return r, err
+		}
+		if err := s.link.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// ask asks once.
+func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string)) (*Result, error) {
+	st, err := s.open(ctx, wire.KindCall)
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	defer context.AfterFunc(ctx, st.Reset)()
+	if err := wire.WriteMessage(st, req); err != nil {
+		return nil, s.why(ctx, err)
+	}
+	for {
+		var reply wire.Reply
+		if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
+			return nil, s.why(ctx, err)
+		}
+		switch {
+		case reply.Result != nil:
+			return reply.Result, nil
+		case reply.Unknown:
+			return nil, ErrUnknownCall
+		case reply.Progress != "" && progress != nil:
+			progress(reply.Progress)
+		}
+	}
+}
+
+// open opens a stream once the agent is there.
+func (s *Sandbox) open(ctx context.Context, kind string) (*link.Stream, error) {
+	if err := s.link.wait(ctx); err != nil {
+		return nil, err
+	}
+	st, err := s.link.mux.Open(kind)
+	if err != nil {
+		return nil, s.why(ctx, err)
+	}
+	return st, nil
+}
+
+// why says what an error of a stream comes from.
+func (s *Sandbox) why(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	s.link.mu.Lock()
+	closed := s.link.closed
+	s.link.mu.Unlock()
+	if closed != nil {
+		return closed
+	}
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return link.ErrReset
+	}
+	return err
+}
+
+// admin asks the agent for something that may be asked twice.
+func (s *Sandbox) admin(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
+	for {
+		reply, err := s.adminOnce(ctx, req, nil)
+		if err == nil || !errors.Is(err, link.ErrReset) {
+			return reply, err
+		}
+		if err := s.link.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *Sandbox) adminOnce(ctx context.Context, req wire.Admin, body io.Reader) (*wire.AdminReply, error) {
+	st, err := s.open(ctx, wire.KindAdmin)
+	if err != nil {
+		return nil, err
+	}
+	defer st.Close()
+	defer context.AfterFunc(ctx, st.Reset)()
+	if err := wire.WriteMessage(st, req); err != nil {
+		return nil, s.why(ctx, err)
+	}
+	if body != nil {
+		if _, err := io.Copy(struct{ io.Writer }{st}, body); err != nil {
+			st.Reset() // half a file is none
+			return nil, s.why(ctx, err)
+		}
+	}
+	st.CloseWrite()
+	var reply wire.AdminReply
+	if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
+		return nil, s.why(ctx, err)
+	}
+	return &reply, replyError(&reply)
+}
+
+func replyError(r *wire.AdminReply) error {
+	switch {
+	case r.NotFound:
+		return fmt.Errorf("%s: %w", r.Error, fs.ErrNotExist)
+	case r.Error != "":
+		return errors.New(r.Error)
+	}
+	return nil
+}
+
+// Ack says that the results of these calls are durable: the agent forgets them.
+func (s *Sandbox) Ack(ctx context.Context, ids ...string) error {
+	if _, err := s.admin(ctx, wire.Admin{Op: wire.OpAck, Calls: ids}); err != nil {
+		return fmt.Errorf("acknowledge calls: %w", err)
+	}
+	return nil
+}
+
+// Cancel asks running calls to end; their results say so.
+func (s *Sandbox) Cancel(ctx context.Context, ids ...string) error {
+	if _, err := s.admin(ctx, wire.Admin{Op: wire.OpCancel, Calls: ids}); err != nil {
+		return fmt.Errorf("cancel calls: %w", err)
+	}
+	return nil
+}
+
+// Calls lists the ids of calls that run, and of those whose results wait for
+// acknowledgement.
+func (s *Sandbox) Calls(ctx context.Context) (running, kept []string, err error) {
+	reply, err := s.admin(ctx, wire.Admin{Op: wire.OpPing})
+	if err != nil {
+		return nil, nil, fmt.Errorf("list calls: %w", err)
+	}
+	return reply.Running, reply.Kept, nil
+}
+
+// Activity tells whether anything happened inside: two equal values mean that
+// nothing changed (design section 6, When).
+type Activity = wire.Activity
+
+// Activity asks for it.
+func (s *Sandbox) Activity(ctx context.Context) (Activity, error) {
+	reply, err := s.admin(ctx, wire.Admin{Op: wire.OpActivity})
+	if err != nil {
+		return Activity{}, fmt.Errorf("ask for activity: %w", err)
+	}
+	if reply.Activity == nil {
+		return Activity{}, errors.New("ask for activity: no answer in the reply")
+	}
+	a := *reply.Activity
+	return a, nil
+}
+
+// Same tells whether nothing happened between two activities. Memory moves by
+// itself and does not count.
+func Same(a, b Activity) bool {
+	a.MemoryKiB, b.MemoryKiB = 0, 0
+	return a == b
+}
+
+// File is an entry of a folder inside.
+type File = wire.File
+
+// PutFile writes a file inside, whole or not at all. Mode 0 keeps that of the
+// file it replaces, else 0644.
+func (s *Sandbox) PutFile(ctx context.Context, path string, mode fs.FileMode, content io.Reader) error {
+	_, err := s.adminOnce(ctx, wire.Admin{Op: wire.OpPut, Path: path, Mode: uint32(mode.Perm())}, content)
+	if err != nil {
+		return fmt.Errorf("put file %s: %w", path, err)
+	}
+	return nil
+}
+
+// GetFile opens a regular file inside and tells its size. A read that ends
+// before that many bytes is io.ErrUnexpectedEOF. fs.ErrNotExist.
+func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int64, error) {
+	st, err := s.open(ctx, wire.KindAdmin)
+	if err != nil {
+		return nil, 0, fmt.Errorf("get file %s: %w", path, err)
+	}
+	stop := context.AfterFunc(ctx, st.Reset)
+	var reply wire.AdminReply
+	err = wire.WriteMessage(st, wire.Admin{Op: wire.OpGet, Path: path})
+	if err == nil {
+		err = wire.ReadMessage(st, wire.MaxMessage, &reply)
+	}
+	if err == nil {
+		err = replyError(&reply)
+	} else {
+		err = s.why(ctx, err)
+	}
+	if err != nil {
+		stop()
+		_ = st.Close()
+		return nil, 0, fmt.Errorf("get file %s: %w", path, err)
+	}
+	return &fileReader{st: st, left: reply.Size, stop: stop}, reply.Size, nil
+}
+
+type fileReader struct {
+	st   *link.Stream
+	left int64
+	stop func() bool
+}
+
+func (f *fileReader) Read(p []byte) (int, error) {
+	if f.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := f.st.Read(p[:min(int64(len(p)), f.left)])
+	f.left -= int64(n)
+	if err == io.EOF && f.left > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func (f *fileReader) Close() error {
+	f.stop()
+	if f.left > 0 {
+		f.st.Reset()
+	}
+	return f.st.Close()
+}
+
+// ListFiles lists what lies below a folder inside, at most 10,000 entries.
+// Links are listed as links and not followed. fs.ErrNotExist.
+func (s *Sandbox) ListFiles(ctx context.Context, path string) ([]File, error) {
+	reply, err := s.admin(ctx, wire.Admin{Op: wire.OpList, Path: path})
+	if err != nil {
+		return nil, fmt.Errorf("list files of %s: %w", path, err)
+	}
+	return reply.Files, nil
+}
+
+// HashTree digests everything below a folder inside: names, kinds, modes,
+// owners, times, targets of links, bytes.
+func (s *Sandbox) HashTree(ctx context.Context, path string) (string, error) {
+	reply, err := s.admin(ctx, wire.Admin{Op: wire.OpHash, Path: path})
+	if err != nil {
+		return "", fmt.Errorf("hash %s: %w", path, err)
+	}
+	return reply.Text, nil
+}
+
+// clockTolerance is how far the clock inside may be from ours (trial R3).
+const clockTolerance = 500 * time.Millisecond

@@ -1,0 +1,85 @@
+//go:build linux
+
+package guest
+
+import (
+	"io"
+	"net"
+	"time"
+
+	"github.com/planaria/planaria/internal/sandbox/link"
+	"github.com/planaria/planaria/internal/sandbox/wire"
+)
+
+// maxEgress bounds the connections to the proxy at one time.
+const maxEgress = 512
+
+// egress takes connections of processes at the proxy's address inside and
+// carries each over a stream of its own. The inner leg is loopback and survives
+// a snapshot; so does the stream in the original. In a restored copy streams are
+// reset, and the process sees its connection end.
+func (a *Agent) egress() {
+	slots := make(chan struct{}, maxEgress)
+	for {
+		l, err := net.Listen("tcp", EgressAddress)
+		if err != nil {
+			time.Sleep(time.Second)
+			continue
+		}
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				break
+			}
+			select {
+			case slots <- struct{}{}:
+				go func() {
+					a.carry(c)
+					<-slots
+				}()
+			default:
+				_ = c.Close()
+			}
+		}
+		_ = l.Close()
+	}
+}
+
+// carry joins a connection inside with a stream.
+func (a *Agent) carry(c net.Conn) {
+	defer c.Close()
+	a.mu.Lock()
+	open := a.egressOpen
+	a.mu.Unlock()
+	if !open {
+		return // no way out before the new identity is set
+	}
+	s, err := a.mux.Open(wire.KindEgress)
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	up := make(chan struct{})
+	go func() {
+		defer close(up)
+		if _, err := io.Copy(struct{ io.Writer }{s}, c); err != nil {
+			s.Reset()
+			return
+		}
+		s.CloseWrite()
+	}()
+	down := make(chan struct{})
+	go func() {
+		defer close(down)
+		_, err := io.Copy(c, struct{ io.Reader }{s})
+		if t, ok := c.(*net.TCPConn); ok && err == nil {
+			_ = t.CloseWrite()
+		} else {
+			_ = c.Close()
+		}
+	}()
+	<-down
+	<-up
+}
+
+var _ io.ReadWriteCloser = (*link.Stream)(nil)
