@@ -1,0 +1,165 @@
+//go:build linux
+
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Finding is what Probe says about one thing that sandboxes need.
+type Finding struct {
+	What string // in a few words
+	OK   bool
+	Says string // what was found
+	Mend string // what a person can do; empty when OK
+	// Fatal: without it no sandbox runs. Else something is missing that can be
+	// done without.
+	Fatal bool
+}
+
+// probeTime bounds each trial; a broken platform hangs for ever.
+const probeTime = 20 * time.Second
+
+// Probe looks at what this machine offers to sandboxes. It changes nothing, and
+// starts one throw-away sandbox in a temporary folder where nothing else is
+// wrong. binary is as in Config.
+func Probe(ctx context.Context, binary string) []Finding {
+	if binary == "" {
+		binary, _ = os.Executable()
+	}
+	out := []Finding{probeStatic(binary), probeUser(), probeShell(), probeCgroups()}
+	for _, f := range out {
+		if f.Fatal && !f.OK {
+			return out
+		}
+	}
+	return append(out, probeRun(ctx, binary))
+}
+
+func probeStatic(binary string) Finding {
+	f := Finding{What: "static binary", Fatal: true}
+	file, err := elf.Open(binary)
+	if err != nil {
+		f.Says, f.Mend = err.Error(), "install planaria again"
+		return f
+	}
+	defer file.Close()
+	for _, p := range file.Progs {
+		if p.Type == elf.PT_INTERP {
+			f.Says = binary + " needs the system's libraries, which a sandbox does not have"
+			f.Mend = "build it with CGO_ENABLED=0"
+			return f
+		}
+	}
+	f.OK, f.Says = true, binary
+	return f
+}
+
+// probeUser: root, or a user namespace that makes us root.
+func probeUser() Finding {
+	f := Finding{What: "user", Fatal: true}
+	if os.Geteuid() == 0 {
+		f.OK, f.Says = true, "root"
+		return f
+	}
+	cmd := exec.Command("/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	err := cmd.Start()
+	if err != nil {
+		f.Says = fmt.Sprintf("no user namespace can be made: %v", err)
+		f.Mend = "run as root, or allow user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=15000 (Ubuntu 24.04: kernel.apparmor_restrict_unprivileged_userns=0)"
+		return f
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	f.OK, f.Says = true, "an ordinary user, in a user namespace"
+	return f
+}
+
+func probeShell() Finding {
+	f := Finding{What: "host root"}
+	if _, err := os.Stat("/usr" + shell); err != nil {
+		f.Says, f.Mend = "/usr"+shell+" is missing", "install bash, or give environments an image of their own"
+		return f
+	}
+	f.OK, f.Says = true, "/usr with bash"
+	return f
+}
+
+const shell = "/bin/bash"
+
+func probeCgroups() Finding {
+	f := Finding{What: "control groups"}
+	none := "the limits of memory are kept by the agent inside alone, those of the processor not at all"
+	if os.Geteuid() != 0 {
+		f.Says, f.Mend = none, "run as root where sandboxes must be limited from outside"
+		return f
+	}
+	base := "/sys/fs/cgroup/memory"
+	if v2() {
+		base = "/sys/fs/cgroup"
+	}
+	dir := filepath.Join(base, cgroupRoot, "probe")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		f.Says, f.Mend = fmt.Sprintf("%v; %s", err, none), "mount the memory and cpu controllers writable at /sys/fs/cgroup"
+		return f
+	}
+	_ = os.Remove(dir)
+	_ = os.Remove(filepath.Dir(dir))
+	f.OK, f.Says = true, base
+	return f
+}
+
+// probeRun starts a sandbox for real.
+func probeRun(ctx context.Context, binary string) (f Finding) {
+	f = Finding{What: "a sandbox", Fatal: true}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "planaria-probe-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = tryOne(ctx, dir, binary)
+	}
+	if err != nil {
+		f.Says = err.Error()
+		f.Mend = "gVisor needs Linux 4.14.77 or newer on amd64 or arm64, ptrace, and user and mount namespaces; in a container allow them (Docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined --cap-add SYS_ADMIN)"
+		return f
+	}
+	f.OK, f.Says = true, "starts and answers"
+	return f
+}
+
+func tryOne(ctx context.Context, dir, binary string) error {
+	r, err := Open(ctx, Config{Dir: dir, Binary: binary, StartTimeout: probeTime})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	s, err := r.Start(ctx, Spec{Workspace: "probe", ID: "probe", Fence: 1})
+	if err != nil {
+		return err
+	}
+	defer s.Kill(context.WithoutCancel(ctx))
+	res, err := s.Do(ctx, Call{ID: "probe", Tool: "bash", Input: []byte(`{"command":"echo $((6*7))"}`)})
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal([]byte(strings.TrimSpace(res.Text)), []byte("42")) {
+		return errors.New("its shell says: " + res.Text)
+	}
+	return nil
+}
