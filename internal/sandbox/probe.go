@@ -28,7 +28,7 @@ type Finding struct {
 }
 
 // probeTime bounds each trial; a broken platform hangs for ever.
-const probeTime = 20 * time.Second
+const probeTime = time.Minute
 
 // Probe looks at what this machine offers to sandboxes. It changes nothing, and
 // starts one throw-away sandbox in a temporary folder where nothing else is

@@ -30,10 +30,33 @@ type rootRef struct {
 	Digest string `json:"digest"`
 }
 
-// rootCache makes the host root once per process.
-type rootCache struct {
-	mu   sync.Mutex
-	host *rootRef
+// listings remembers the digest of the machine's /usr for this process: it is
+// the machine's, not a Runtime's, and takes a second or more to make.
+var listings struct {
+	mu     sync.Mutex
+	stamp  string
+	digest string
+}
+
+// hostDigest lists /usr, again only when its main folders have changed: every
+// package manager renames files into some of them.
+func hostDigest(ctx context.Context) (string, error) {
+	listings.mu.Lock()
+	defer listings.mu.Unlock()
+	stamp := ""
+	for _, dir := range []string{"/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/share", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/bin", "/usr/local/lib"} {
+		if info, err := os.Stat(dir); err == nil {
+			stamp += fmt.Sprintf("%s %d ", dir, info.ModTime().UnixNano())
+		}
+	}
+	if stamp == listings.stamp {
+		return listings.digest, nil
+	}
+	digest, err := digestListing(ctx, "/usr")
+	if err == nil {
+		listings.stamp, listings.digest = stamp, digest
+	}
+	return digest, err
 }
 
 // root resolves a Root to a folder and a digest.
@@ -48,23 +71,19 @@ func (r *Runtime) root(ctx context.Context, root Root) (rootRef, error) {
 		}
 		return rootRef{Kind: "dir", Dir: dir, Digest: root.Digest}, nil
 	}
-	r.roots.mu.Lock()
-	defer r.roots.mu.Unlock()
-	if r.roots.host != nil {
-		return *r.roots.host, nil
-	}
-	digest, err := digestListing(ctx, "/usr")
+	digest, err := hostDigest(ctx)
 	if err != nil {
 		return rootRef{}, fmt.Errorf("list /usr: %w", err)
 	}
+	r.roots.Lock()
+	defer r.roots.Unlock()
 	dir := filepath.Join(r.cfg.Dir, "roots", "host-"+digest[:32])
 	if _, err := os.Stat(dir); err != nil {
 		if err := makeSkeleton(dir); err != nil {
 			return rootRef{}, fmt.Errorf("make the host root: %w", err)
 		}
 	}
-	r.roots.host = &rootRef{Kind: "host", Dir: dir, Digest: digest}
-	return *r.roots.host, nil
+	return rootRef{Kind: "host", Dir: dir, Digest: digest}, nil
 }
 
 // digestListing hashes the names, kinds, modes, sizes, times and link targets

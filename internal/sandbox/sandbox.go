@@ -141,7 +141,7 @@ type Runtime struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
-	roots  rootCache
+	roots  sync.Mutex // one maker of root folders
 
 	mu        sync.Mutex
 	sandboxes map[string]*Sandbox // by folder name

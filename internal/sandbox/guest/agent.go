@@ -24,8 +24,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -89,6 +91,8 @@ type Agent struct {
 	changes    uint64
 	kept       int64 // bytes of results
 	egressOpen bool
+	carried    map[string]bool // open connections to the proxy inside
+	dead       []string        // those that a restore ended
 }
 
 // Main runs the agent and never returns.
@@ -111,7 +115,7 @@ func run() error {
 	a := &Agent{
 		reap: newReaper(), key: setup.Key, fence: setup.Fence, owner: setup.Owner, generation: 1,
 		prepared: map[string][]byte{}, limits: setup.Limits, env: setup.Env,
-		calls: map[string]*call{}, shells: map[string]*shell{}, egressOpen: setup.Identity.Egress,
+		calls: map[string]*call{}, shells: map[string]*shell{}, carried: map[string]bool{}, egressOpen: setup.Identity.Egress,
 	}
 	if a.limits.Processes == 0 {
 		a.limits.Processes = 512
@@ -273,6 +277,7 @@ func (a *Agent) judge(g *wire.Greeting, o *wire.Offer, key []byte) wire.Accept {
 		a.prepared = map[string][]byte{}
 		a.generation = g.Generation
 		a.egressOpen = false // until the new identity is set
+		a.dead = slices.Sorted(maps.Keys(a.carried))
 		for _, c := range a.calls {
 			c.restored()
 		}

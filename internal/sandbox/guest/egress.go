@@ -7,7 +7,6 @@ import (
 	"net"
 	"time"
 
-	"github.com/planaria/planaria/internal/sandbox/link"
 	"github.com/planaria/planaria/internal/sandbox/wire"
 )
 
@@ -50,10 +49,18 @@ func (a *Agent) carry(c net.Conn) {
 	defer c.Close()
 	a.mu.Lock()
 	open := a.egressOpen
+	if open {
+		a.carried[c.RemoteAddr().String()] = true
+	}
 	a.mu.Unlock()
 	if !open {
 		return // no way out before the new identity is set
 	}
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.carried, c.RemoteAddr().String())
+	}()
 	s, err := a.mux.Open(wire.KindEgress)
 	if err != nil {
 		return
@@ -81,5 +88,3 @@ func (a *Agent) carry(c net.Conn) {
 	<-down
 	<-up
 }
-
-var _ io.ReadWriteCloser = (*link.Stream)(nil)

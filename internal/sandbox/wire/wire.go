@@ -125,7 +125,8 @@ type Result struct {
 	Reason string `json:"reason,omitzero"`
 	// Millis the call ran, time frozen in a snapshot not counted.
 	Millis int64 `json:"millis"`
-	// Restored counts how often the sandbox was restored while it ran.
+	// Restored counts the restores that the agent noticed while the call ran;
+	// one that ended in the moment of a restore may not have it.
 	Restored int `json:"restored,omitzero"`
 }
 
