@@ -14,7 +14,7 @@ const cgroupRoot = "planaria"
 
 // headroom is what gVisor itself needs beside the memory of the processes
 // inside. The agent keeps those within the limit; the group is the wall behind.
-const headroom = 256 << 20
+const headroom = 512 << 20
 
 // joinCgroups makes the groups that limit a sandbox and returns their folders,
 // for its first process to join. Without the right to, or without the

@@ -116,8 +116,8 @@ func TestLimits(t *testing.T) {
 	})
 	neighbour := e.start("neighbour")
 	for _, tt := range []struct{ name, command, want string }{
-		{"disk", "head -c 200000000 /dev/zero > /workspace/fill; rc=$?; rm -f /workspace/fill; exit $rc", "No space left on device"},
-		{"fork bomb", ":() { :|:& }; :; sleep 4", "more than 64 processes"},
+		{"disk", "head -c 200000000 /dev/zero > /workspace/fill; rc=$?; rm -f /workspace/fill; (exit $rc)", "No space left on device"},
+		{"fork bomb", "bomb() { bomb | bomb & }; bomb; sleep 4", "more than 64 processes"},
 		{"memory", "head -c 1000000000 /dev/zero | tail -c 900000000 | wc -c", "MiB of memory"},
 		{"time", "sleep 60", "timed out after 5000 ms"},
 	} {

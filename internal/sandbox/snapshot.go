@@ -96,7 +96,8 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 		Root: st.Root, Limits: st.Limits, CPU: cpuDigest(), ProofKey: make([]byte, 32),
 	}
 	_, _ = rand.Read(m.ProofKey)
-	dir := s.r.snapshotDir(m.ID)
+	id := m.ID
+	dir := s.r.snapshotDir(id)
 	// A crash before step 4 leaves a folder without manifest, which the next
 	// Open removes, and a key in the agent's memory, which the next snapshot
 	// replaces.
@@ -115,7 +116,7 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 		// The original must not take itself for its copy.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		_, perr := s.admin(ctx, wire.Admin{Op: wire.OpPrepared, Snapshot: m.ID})
+		_, perr := s.admin(ctx, wire.Admin{Op: wire.OpPrepared, Snapshot: id})
 		if err == nil && perr != nil && !errors.Is(perr, ErrGone) {
 			m, err = nil, perr
 		}
@@ -130,8 +131,8 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 		return nil, err
 	}
 	m.Took.Checkpoint = time.Since(began).Milliseconds()
-	if s.r.hook("checkpointed") != nil {
-		return nil, s.r.hook("checkpointed")
+	if err := s.r.hook("checkpointed"); err != nil {
+		return nil, err
 	}
 	// 3. Its bytes are durable, and proved to be: digests are of what is read
 	// back.
