@@ -48,11 +48,11 @@ func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 	if m.Workspace != spec.Workspace {
 		return nil, nil, ErrNotFound // another tenant's looks like none (L11)
 	}
-	// 1. The image is what the manifest says, the binary and the root are those
-	// it was taken with.
-	if err := r.VerifyImage(m); err != nil {
-		return nil, nil, err
-	}
+	// 1. The image is what the manifest says: read while the next steps go on,
+	// and known before the sandbox gets an identity, without which it has no way
+	// out and answers nobody. Binary and root are those it was taken with.
+	verified := make(chan error, 1)
+	go func() { verified <- r.VerifyImage(m) }()
 	if err := r.needBinary(ctx, m.Runtime); err != nil {
 		return nil, nil, err
 	}
@@ -82,7 +82,7 @@ func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 	if err != nil {
 		return nil, nil, err
 	}
-	back, err := s.revive(ctx, m)
+	back, err := s.revive(ctx, m, verified)
 	if err != nil {
 		// Any doubt ends it: it never had a way out.
 		_ = s.Kill(context.WithoutCancel(ctx))
@@ -93,7 +93,7 @@ func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 }
 
 // revive loads the image into a created sandbox and makes it another one.
-func (s *Sandbox) revive(ctx context.Context, m *Manifest) (*Restored, error) {
+func (s *Sandbox) revive(ctx context.Context, m *Manifest, verified <-chan error) (*Restored, error) {
 	s.mu.Lock()
 	s.state.Generation = m.Generation + 1
 	s.state.Parent = m.ID
@@ -106,7 +106,11 @@ func (s *Sandbox) revive(ctx context.Context, m *Manifest) (*Restored, error) {
 	if err := s.link.listen(); err != nil {
 		return nil, err
 	}
-	if err := s.runsc(ctx, "restore", "--detach", "--image-path="+s.r.snapshotDir(m.ID), "--bundle="+s.dir+"/bundle", st.Container); err != nil {
+	err := s.runsc(ctx, "restore", "--detach", "--image-path="+s.r.snapshotDir(m.ID), "--bundle="+s.dir+"/bundle", st.Container)
+	if verr := <-verified; verr != nil {
+		return nil, verr
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := s.link.wait(ctx); err != nil {

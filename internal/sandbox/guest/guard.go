@@ -110,13 +110,16 @@ func usedKiB() int64 {
 const (
 	guardBusy = 10 * time.Millisecond
 	guardIdle = 200 * time.Millisecond
+	// guardSettle lets the memory of who was killed come back before the next
+	// one is looked at.
+	guardSettle = 300 * time.Millisecond
 )
 
 // guard keeps the number of processes and the memory within the limits: gVisor
 // enforces neither for one sandbox, and the host's own limit would kill it as a
 // whole. What it does shows in the results of the calls that run.
 func (a *Agent) guard() {
-	for n := 0; ; n++ {
+	for {
 		if a.busy() {
 			time.Sleep(guardBusy)
 		} else {
@@ -129,6 +132,7 @@ func (a *Agent) guard() {
 		}
 		if limit := a.limits.MemoryBytes; limit > 0 && usedKiB()<<10 > limit {
 			a.killLargest(processes(), limit)
+			time.Sleep(guardSettle)
 		}
 	}
 }
