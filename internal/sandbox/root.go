@@ -91,6 +91,9 @@ func (r *Runtime) root(ctx context.Context, root Root) (rootRef, error) {
 func digestListing(ctx context.Context, root string) (string, error) {
 	h := sha256.New()
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrPermission) {
+			return nil // what we cannot read, no sandbox of ours can
+		}
 		if err != nil {
 			return err
 		}
