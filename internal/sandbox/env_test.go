@@ -44,11 +44,11 @@ func build(name, version string) (string, error) {
 		}
 	}
 	out := filepath.Join(buildDir, name)
-	args := []string{"build", "-trimpath", "-o", out}
+	flags := "-ldflags=-s -w"
 	if version != "" {
-		args = append(args, "-ldflags=-X gvisor.dev/gvisor/runsc/version.version="+version)
+		flags += " -X gvisor.dev/gvisor/runsc/version.version=" + version
 	}
-	cmd := exec.Command("go", append(args, "../../cmd/planaria")...)
+	cmd := exec.Command("go", "build", "-trimpath", "-o", out, flags, "../../cmd/planaria")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the binary: %w: %s", err, b)

@@ -460,3 +460,55 @@ func TestOlderBinary(t *testing.T) {
 		t.Errorf("the newer binary: %v", err)
 	}
 }
+
+// TestPool: a start and a restore take what was created ahead; what nobody took
+// goes with the runtime.
+func TestPool(t *testing.T) {
+	e := open(t)
+	first := e.start("first")
+	m := e.snapshot(first)
+	if err := e.r.Warm(t.Context(), sandbox.Spec{}, 3); err != nil {
+		t.Fatal(err)
+	}
+	folders := func() int {
+		list, err := os.ReadDir(filepath.Join(e.dir, "live"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	if n := folders(); n != 4 {
+		t.Fatalf("%d sandboxes, want the first and three in the pool", n)
+	}
+	e.sh(e.start("second"), "true")
+	c, _ := e.restore(m, "third")
+	e.sh(c, "true")
+	if n := folders(); n != 4 {
+		t.Errorf("%d sandboxes: the pool was not used", n)
+	}
+	if live := e.r.Live(); len(live) != 3 {
+		t.Errorf("live: %v", live)
+	}
+	if err := e.r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := folders(); n != 3 {
+		t.Errorf("%d sandboxes after closing, want the three that live", n)
+	}
+	e.reopen(sandbox.Config{Dir: e.dir, Binary: binary(t), Blobs: e.blobs})
+	for _, id := range []string{"first", "second", "third"} {
+		s, err := e.r.Find(t.Context(), "w1", id, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.sh(s, "true")
+		if _, err := e.r.Find(t.Context(), "w1", id, 1); !errors.Is(err, sandbox.ErrFenced) {
+			t.Errorf("an older fence: %v", err)
+		}
+		// The same process claims it again, under a higher fence.
+		if s, err = e.r.Find(t.Context(), "w1", id, 3); err != nil {
+			t.Fatal(err)
+		}
+		e.sh(s, "true")
+	}
+}

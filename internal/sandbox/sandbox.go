@@ -390,3 +390,14 @@ const (
 	// ProxyURL is where processes inside reach the way out.
 	ProxyURL = "http://" + guest.EgressAddress
 )
+
+// Finding is what Probe says about one thing that sandboxes need.
+type Finding struct {
+	What string // in a few words
+	OK   bool
+	Says string // what was found
+	Mend string // what a person can do; empty when OK
+	// Fatal: without it no sandbox runs. Else something is missing that can be
+	// done without.
+	Fatal bool
+}
