@@ -168,6 +168,9 @@ func (p *packer) file(path, digest string) ([]byte, error) {
 	buf := make([]byte, 64*pageSize)
 	for {
 		n, err := io.ReadFull(f, buf)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return nil, err
+		}
 		whole.Write(buf[:n])
 		for at := 0; at < n; at += pageSize {
 			page := buf[at:min(at+pageSize, n)]

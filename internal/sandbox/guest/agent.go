@@ -45,20 +45,23 @@ type Agent struct {
 
 // Main runs the agent and never returns.
 func Main() {
-	if err := run(); err != nil {
+	a, err := begin()
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "planaria-agent: %v\n", err)
 		os.Exit(1)
 	}
+	a.dial()
 }
 
-func run() error {
+// begin reads the set-up and starts everything but the link.
+func begin() (*Agent, error) {
 	var setup Setup
 	if err := json.NewDecoder(io.LimitReader(os.Stdin, 1<<20)).Decode(&setup); err != nil {
-		return fmt.Errorf("read set-up: %w", err)
+		return nil, fmt.Errorf("read set-up: %w", err)
 	}
 	// No process of the sandbox may read the key out of this one.
 	if _, _, errno := syscall.RawSyscall6(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("hide the agent's memory: %w", errno)
+		return nil, fmt.Errorf("hide the agent's memory: %w", errno)
 	}
 	a := &Agent{
 		reap: newReaper(), key: setup.Key, fence: setup.Fence, owner: setup.Owner, generation: 1,
@@ -75,22 +78,21 @@ func run() error {
 	go a.reap.run()
 	for _, dir := range []string{Workspace, Outputs, Uploads, "/tmp"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := os.Chmod("/tmp", 0o1777); err != nil {
-		return err
+		return nil, err
 	}
 	if err := setIdentity(&setup.Identity); err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.Chdir(Workspace); err != nil {
-		return err
+		return nil, err
 	}
 	go a.guard()
 	go a.egress()
-	a.dial()
-	return nil
+	return a, nil
 }
 
 // dial keeps a connection to the host for ever.
