@@ -68,6 +68,7 @@ type EnvironmentConfigParams struct {
 	Type       string      `json:"type"`
 	Networking *Networking `json:"networking,omitzero"`
 	Packages   *Packages   `json:"packages,omitzero"`
+	Planaria   *Machine    `json:"planaria,omitzero"` // extension
 }
 
 // EnvironmentConfig is config in an object: a cloud environment has both parts,
@@ -76,6 +77,7 @@ type EnvironmentConfig struct {
 	Type       string      `json:"type"`
 	Networking *Networking `json:"networking,omitzero"`
 	Packages   *Packages   `json:"packages,omitzero"`
+	Planaria   *Machine    `json:"planaria,omitzero"` // extension
 }
 
 // EnvironmentCreate is the body of POST /v1/environments.

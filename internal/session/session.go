@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/store"
 )
 
@@ -45,6 +46,9 @@ type Config struct {
 	Gateway *gateway.Gateway // nil with Node
 	Logger  *slog.Logger     // slog.Default when nil
 	Now     func() time.Time // time.Now when nil
+	// Sandboxes runs the agents' machines. Nil: this node has none, and the
+	// built-in tools are not offered. Its Egress must be Manager.Egress.
+	Sandboxes *sandbox.Runtime
 	// MaxRunning bounds the sessions driven at once; 1,000 when 0.
 	MaxRunning int
 	// Observe is called at points that metrics are made of; may be nil.

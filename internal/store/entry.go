@@ -27,6 +27,9 @@ const (
 	KindSettlement Kind = "settlement" // Settlement
 	KindCompaction Kind = "compaction" // Compaction: rebuilding the context starts here
 	KindArchive    Kind = "archive"    // Archive: the session was archived
+	KindMachine    Kind = "machine"    // Machine: the session's sandbox started, came back or went
+	KindSnapshot   Kind = "snapshot"   // Snapshot: one was taken, packed, tested or dropped
+	KindTunnel     Kind = "tunnel"     // Tunnel: a process in the sandbox reached a host
 )
 
 // Draft is an entry that is not in the log yet.
@@ -180,6 +183,11 @@ type OutputCall struct {
 	Effect  EffectID `json:"effect,omitempty"` // empty when no effect came of it (unknown tool, bad arguments)
 	// Waits names an effect whose outcome this call gets (design section 4, step 3a).
 	Waits EffectID `json:"waits,omitempty"`
+	// Tool names the built-in tool of a call inside the sandbox. It is contained:
+	// no effect comes of it.
+	Tool string `json:"tool,omitempty"`
+	// Asks: such a call runs only when a person has allowed it.
+	Asks bool `json:"asks,omitempty"`
 }
 
 // EffectHeader is common to Proposal and Intent.
@@ -303,4 +311,85 @@ type Compaction struct {
 type Archive struct {
 	V  int    `json:"v"`
 	By string `json:"by"` // principal
+}
+
+// Acts of a Machine.
+const (
+	MachineStarted   = "started"   // fresh: nothing of an earlier one is in it
+	MachineAttached  = "attached"  // it lived on while its owner was gone
+	MachineRestored  = "restored"  // from a snapshot, as a new generation
+	MachineSuspended = "suspended" // a snapshot holds all of it, then it was ended
+	MachineLost      = "lost"      // it died, or its host did
+)
+
+// Machine is the body of KindMachine: what became of the session's sandbox. It
+// is committed before a call runs in what it tells of.
+type Machine struct {
+	V          int    `json:"v"`
+	Act        string `json:"act"`
+	Node       NodeID `json:"node"` // where it runs or ran
+	Generation uint64 `json:"generation,omitzero"`
+	Snapshot   string `json:"snapshot,omitempty"` // that it was restored from or suspended into
+	// Tried are newer snapshots that could not be restored.
+	Tried []TriedSnapshot `json:"tried,omitempty"`
+	// Dead are outside connections of processes inside that ended with a restore.
+	Dead []string `json:"dead,omitempty"`
+	// Repeated are calls that were run again after a restore, with equal results.
+	Repeated []EventID `json:"repeated,omitempty"`
+	// Missing are calls whose results stand in the log and whose doings are not
+	// in the machine.
+	Missing []EventID `json:"missing,omitempty"`
+	// Note is what the model is told of it; empty when there is nothing to tell.
+	Note      string `json:"note,omitempty"`
+	Reason    string `json:"reason,omitempty"`
+	ElapsedMS int64  `json:"elapsed_ms"`
+}
+
+// TriedSnapshot is a snapshot that could not be restored, and why.
+type TriedSnapshot struct {
+	Snapshot string `json:"snapshot"`
+	Reason   string `json:"reason"`
+}
+
+// Acts of a Snapshot.
+const (
+	SnapshotTaken   = "taken"   // its image is durable and verified on the node's disk
+	SnapshotPacked  = "packed"  // it is in the blob store too
+	SnapshotTested  = "tested"  // a copy was restored from it
+	SnapshotDropped = "dropped" // it is deleted: nothing of it is read any more
+)
+
+// Snapshot is the body of KindSnapshot.
+type Snapshot struct {
+	V          int             `json:"v"`
+	Act        string          `json:"act"`
+	Snapshot   string          `json:"snapshot"`          // "snap-…"
+	Name       string          `json:"name,omitempty"`    // of a checkpoint that a person named
+	Why        string          `json:"why,omitempty"`     // taken: step, turn, interval, manual, commit, suspend; else a reason
+	Node       NodeID          `json:"node,omitempty"`    // on whose disk the image lies
+	Through    Seq             `json:"through,omitzero"`  // calls with a result up to here are in it
+	Parent     string          `json:"parent,omitempty"`  // the snapshot before it
+	Root       string          `json:"root,omitempty"`    // digest of the root file system
+	Runtime    string          `json:"runtime,omitempty"` // digest of the binary that took it
+	Running    []EventID       `json:"running,omitempty"` // calls that were under way in it
+	Generation uint64          `json:"generation,omitzero"`
+	Bytes      int64           `json:"bytes,omitzero"`    // of the image; packed: that were added
+	PauseMS    int64           `json:"pause_ms,omitzero"` // for so long the sandbox stood still
+	Packed     json.RawMessage `json:"packed,omitempty"`  // sandbox.Packed
+	Failed     string          `json:"failed,omitempty"`  // tested: why it could not be restored
+}
+
+// Tunnel is the body of KindTunnel, written when it opens and when it ends. A
+// tunnel is no effect: it is never in doubt and never replayed.
+type Tunnel struct {
+	V         int       `json:"v"`
+	Tunnel    string    `json:"tunnel"` // id, the same in both entries
+	Host      string    `json:"host"`
+	Port      int       `json:"port"`
+	Calls     []EventID `json:"calls,omitempty"` // calls under way when it opened; none: a process of an earlier one
+	Ended     bool      `json:"ended,omitzero"`
+	Sent      int64     `json:"sent,omitzero"`     // bytes from inside
+	Received  int64     `json:"received,omitzero"` // bytes to inside
+	Failed    string    `json:"failed,omitempty"`
+	ElapsedMS int64     `json:"elapsed_ms,omitzero"`
 }

@@ -108,7 +108,7 @@ func parse(d *Draft) (p parsed, err error) {
 		b := &Settlement{}
 		err = read(b)
 		p.effect = b.Effect
-	case KindClaim, KindTools, KindCompaction, KindArchive:
+	case KindClaim, KindTools, KindCompaction, KindArchive, KindMachine, KindSnapshot, KindTunnel:
 	default:
 		return p, fmt.Errorf("entry of unknown kind %q", d.Kind)
 	}
