@@ -68,11 +68,13 @@ type EnvironmentConfigParams struct {
 	Type       string      `json:"type"`
 	Networking *Networking `json:"networking,omitzero"`
 	Packages   *Packages   `json:"packages,omitzero"`
-	Planaria   *Machine    `json:"planaria,omitzero"` // extension
+	// Planaria is an extension. In an update: left out it keeps, null goes back
+	// to the defaults, an object replaces the whole of it, as networking does.
+	Planaria Optional[MachineParams] `json:"planaria,omitzero"`
 }
 
-// EnvironmentConfig is config in an object: a cloud environment has both parts,
-// a self-hosted one neither.
+// EnvironmentConfig is config in an object: a cloud environment has networking
+// and packages, a self-hosted one neither. Planaria is there when it was set.
 type EnvironmentConfig struct {
 	Type       string      `json:"type"`
 	Networking *Networking `json:"networking,omitzero"`
@@ -192,6 +194,9 @@ func (p EnvironmentConfigParams) validate(path string) error {
 	if p.Type == EnvironmentSelfHosted && (p.Networking != nil || p.Packages != nil) {
 		return Invalid(path, "a self_hosted environment takes no networking or packages; they belong to type cloud")
 	}
+	if _, set := p.Planaria.Get(); set && p.Type == EnvironmentSelfHosted {
+		return Invalid(path+".planaria", "a self_hosted environment has no machine of ours; it belongs to type cloud")
+	}
 	return nil
 }
 
@@ -205,6 +210,13 @@ func (p EnvironmentConfigParams) over(old EnvironmentConfig) EnvironmentConfig {
 	packages := *cmp.Or(p.Packages, old.Packages, &Packages{})
 	packages.Type = "packages"
 	c.Packages = &packages
+	c.Planaria = old.Planaria
+	if p.Planaria.IsSet() {
+		c.Planaria = nil
+	}
+	if m, ok := p.Planaria.Get(); ok && Machine(m) != (Machine{}) {
+		c.Planaria = (*Machine)(&m)
+	}
 	return c
 }
 
@@ -219,7 +231,8 @@ func (e Environment) validate() error {
 	if err != nil || e.Config.Type != EnvironmentCloud {
 		return err
 	}
-	return cmp.Or(e.Config.Networking.validate("config.networking"), e.Config.validatePackages("config.packages"))
+	return cmp.Or(e.Config.Networking.validate("config.networking"), e.Config.validatePackages("config.packages"),
+		e.Config.Planaria.validate("config.planaria"))
 }
 
 func (n Networking) validate(path string) error {
