@@ -17,9 +17,18 @@ func unsupported() error {
 }
 
 // Probe says what this machine lacks.
-func Probe(context.Context, string) []Finding {
+func Probe(_ context.Context, binary string) []Finding { return Check(binary) }
+
+// Check says the same.
+func Check(string) []Finding {
 	return []Finding{{What: "Linux", Says: unsupported().Error(), Mend: "run the server on Linux", Fatal: true}}
 }
+
+const ownBinary = ""
+
+func identify(*os.File) (fileIdentity, error) { return fileIdentity{}, unsupported() }
+
+func cloneFile(to, from *os.File) bool { return false }
 
 func lockFolder(string) (*os.File, error) { return nil, unsupported() }
 

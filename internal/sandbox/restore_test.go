@@ -427,10 +427,11 @@ func TestOlderBinary(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.reopen(sandbox.Config{Dir: e.dir, Binary: newer, Blobs: e.blobs, StartTimeout: time.Minute})
-	if e.r.Binary() == m.Runtime {
-		t.Fatal("both binaries are the same")
+	current, err := e.r.Binary(t.Context())
+	if err != nil || current == m.Runtime {
+		t.Fatalf("both binaries are the same, %v", err)
 	}
-	s, err := e.r.Find(t.Context(), "w1", "old", 2)
+	s, err = e.r.Find(t.Context(), "w1", "old", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +456,7 @@ func TestOlderBinary(t *testing.T) {
 	}
 	// The newer binary refuses the image.
 	wrong := *m
-	wrong.Runtime = e.r.Binary()
+	wrong.Runtime = current
 	if _, _, err := e.r.Restore(t.Context(), &wrong, sandbox.Spec{Workspace: "w1", ID: "wrong", Fence: 1}); err == nil || !strings.Contains(err.Error(), "version") {
 		t.Errorf("the newer binary: %v", err)
 	}

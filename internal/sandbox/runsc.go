@@ -310,6 +310,27 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 	return s.runsc(ctx, "resume", s.snapshotState().Container)
 }
 
+// ownBinary is the file of this process, also after it was replaced by another.
+const ownBinary = "/proc/self/exe"
+
+func identify(f *os.File) (fileIdentity, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return fileIdentity{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() {
+		return fileIdentity{}, fmt.Errorf("%s is not a regular file", f.Name())
+	}
+	return fileIdentity{uint64(st.Dev), st.Ino, info.Size(), info.ModTime().UnixNano(), time.Unix(st.Ctim.Unix()).UnixNano()}, nil
+}
+
+// cloneFile shares the blocks of a file with an empty one, where the file
+// system can; each is its own when it is written.
+func cloneFile(to, from *os.File) bool {
+	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil
+}
+
 // lockFolder makes this process the only one in the folder.
 func lockFolder(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)

@@ -81,7 +81,8 @@ type Config struct {
 	Dir string
 	// Blobs keeps binaries and packs. Nil: snapshots stay in Dir.
 	Blobs Blobs
-	// Binary holds gVisor and the agent. Default: this program.
+	// Binary holds gVisor and the agent. Default: this program, as it was when
+	// it started: an upgrade of the installed file does not reach it.
 	Binary string
 	// Egress serves one connection from inside to the way out, until it
 	// returns. Nil: there is none.
@@ -135,7 +136,7 @@ type Spec struct {
 type Runtime struct {
 	cfg    Config
 	log    *slog.Logger
-	binary string // digest of the binary
+	bin    binaries
 	owner  string // of this open Runtime
 	lock   *os.File
 	ctx    context.Context // ends with Close
@@ -158,11 +159,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Binary == "" {
-		exe, err := os.Executable()
-		if err != nil {
-			return nil, fmt.Errorf("open sandboxes: %w", err)
-		}
-		cfg.Binary = exe
+		cfg.Binary = ownBinary
 	}
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
@@ -177,10 +174,6 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	r := &Runtime{cfg: cfg, log: cfg.Log, owner: randomID("own_"), sandboxes: map[string]*Sandbox{}, pool: map[string][]*Sandbox{}}
 	if r.lock, err = lockFolder(dir); err != nil {
 		return nil, fmt.Errorf("open sandboxes: %w", err)
-	}
-	if r.binary, err = r.keepBinary(ctx); err != nil {
-		_ = r.lock.Close()
-		return nil, fmt.Errorf("open sandboxes: keep the runtime: %w", err)
 	}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.load(ctx); err != nil {
@@ -219,9 +212,6 @@ func (r *Runtime) Close() error {
 	}
 	return first
 }
-
-// Binary is the digest of the binary that new sandboxes run.
-func (r *Runtime) Binary() string { return r.binary }
 
 // Sandbox is one running sandbox with this process as its owner.
 type Sandbox struct {
@@ -263,7 +253,11 @@ func (s *Sandbox) snapshotState() state {
 func (r *Runtime) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StartTimeout)
 	defer cancel()
-	s, err := r.take(ctx, spec, r.binary)
+	binary, err := r.Binary(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+	}
+	s, err := r.take(ctx, spec, binary)
 	if err != nil {
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
@@ -319,7 +313,11 @@ func (r *Runtime) Live() [][2]string {
 // Warm fills the pool for a template up to size: created, not yet started
 // sandboxes that Start and Restore take. The spec's name and fence are ignored.
 func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
-	key := templateKey(spec, r.binary)
+	binary, err := r.Binary(ctx)
+	if err != nil {
+		return fmt.Errorf("warm the pool: %w", err)
+	}
+	key := templateKey(spec, binary)
 	for {
 		r.mu.Lock()
 		n := len(r.pool[key])
@@ -327,7 +325,7 @@ func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
 		if n >= size {
 			return nil
 		}
-		s, err := r.create(ctx, spec, r.binary)
+		s, err := r.create(ctx, spec, binary)
 		if err != nil {
 			return fmt.Errorf("warm the pool: %w", err)
 		}

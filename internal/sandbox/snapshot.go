@@ -144,6 +144,10 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 		return nil, err
 	}
 	m.Took.Verify = time.Since(began).Milliseconds()
+	// The binary that can restore it is in the blob store before it is needed.
+	if err := s.r.storedBinary(ctx, st.Binary); err != nil {
+		return nil, err
+	}
 	// 4. The manifest: from here on the snapshot exists.
 	b, err := json.Marshal(m)
 	if err != nil {

@@ -3,12 +3,10 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,7 +114,32 @@ func (r *Runtime) load(ctx context.Context) error {
 			return fmt.Errorf("remove what is left of sandbox %s: %w", e.Name(), err)
 		}
 	}
+	if err := r.sweepTemporary(); err != nil {
+		return err
+	}
 	return r.sweepSnapshots()
+}
+
+// tempPrefix begins the names of folders that are not whole yet.
+const tempPrefix = ".tmp-"
+
+// sweepTemporary removes what makers of binaries and roots left half-made: this
+// process has the folder for itself.
+func (r *Runtime) sweepTemporary() error {
+	for _, d := range []string{"runtimes", "roots"} {
+		entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, d))
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), tempPrefix) {
+				if err := os.RemoveAll(filepath.Join(r.cfg.Dir, d, e.Name())); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // sweepSnapshots removes images without manifest: their maker died before they
@@ -135,105 +158,6 @@ func (r *Runtime) sweepSnapshots() error {
 		}
 	}
 	return nil
-}
-
-// keepBinary puts the binary into the folder and the blob store under its
-// digest, and returns it. Sandboxes run the kept file and never the installed
-// one: an upgrade replaces that while they live.
-func (r *Runtime) keepBinary(ctx context.Context) (string, error) {
-	f, err := os.Open(r.cfg.Binary)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	digest := hex.EncodeToString(h.Sum(nil))
-	if _, err := os.Stat(r.binaryPath(digest)); err != nil {
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return "", err
-		}
-		if err := r.installBinary(digest, f); err != nil {
-			return "", err
-		}
-	}
-	if r.cfg.Blobs != nil {
-		// Durable before the first snapshot that will need it.
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return "", err
-		}
-		name, _, err := r.cfg.Blobs.PutReader(ctx, runtimeSpace, f)
-		if err != nil {
-			return "", err
-		}
-		if name != digest {
-			return "", fmt.Errorf("%s changed while it was read", r.cfg.Binary)
-		}
-	}
-	return digest, nil
-}
-
-func (r *Runtime) binaryDir(digest string) string {
-	return filepath.Join(r.cfg.Dir, "runtimes", digest)
-}
-
-func (r *Runtime) binaryPath(digest string) string {
-	return filepath.Join(r.binaryDir(digest), agentName)
-}
-
-// installBinary writes a binary's folder. A crash leaves a temporary folder or
-// the whole one.
-func (r *Runtime) installBinary(digest string, content io.Reader) error {
-	temp, err := os.MkdirTemp(filepath.Join(r.cfg.Dir, "runtimes"), ".tmp-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(temp)
-	f, err := os.OpenFile(filepath.Join(temp, agentName), os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	h := sha256.New()
-	_, err = io.Copy(io.MultiWriter(f, h), content)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != digest {
-		return fmt.Errorf("binary %s has digest %s: %w", digest, got, ErrDamaged)
-	}
-	if err := os.Chmod(temp, 0o755); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, r.binaryDir(digest)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(filepath.Join(r.cfg.Dir, "runtimes"))
-}
-
-// needBinary makes sure that a binary is here, from the blob store if need be.
-func (r *Runtime) needBinary(ctx context.Context, digest string) error {
-	if b, err := hex.DecodeString(digest); err != nil || len(b) != sha256.Size {
-		return fmt.Errorf("runtime %.80q: %w", digest, ErrRuntime)
-	}
-	if _, err := os.Stat(r.binaryPath(digest)); err == nil {
-		return nil
-	}
-	if r.cfg.Blobs == nil {
-		return fmt.Errorf("runtime %s: %w", digest, ErrRuntime)
-	}
-	b, err := r.cfg.Blobs.Get(ctx, runtimeSpace, digest)
-	if err != nil {
-		return fmt.Errorf("runtime %s: %w: %w", digest, ErrRuntime, err)
-	}
-	return r.installBinary(digest, strings.NewReader(string(b)))
 }
 
 // randomID makes a name of fixed length from 128 random bits.
