@@ -34,6 +34,10 @@ type telemetry struct {
 	stuck       prometheus.Counter
 	modelTime   *prometheus.HistogramVec
 	effectTime  *prometheus.HistogramVec
+	snapshots   *prometheus.CounterVec
+	snapPause   prometheus.Histogram
+	verified    *prometheus.CounterVec
+	packed      prometheus.Counter
 }
 
 var _ session.Observer = (*telemetry)(nil)
@@ -54,6 +58,16 @@ func newTelemetry(ctx context.Context, getenv func(string) string, log *slog.Log
 	t.stuck = counter(t, "planaria_sessions_stuck_total", "Drivers that the watchdog cancelled.")
 	t.modelTime = histograms(t, "planaria_model_request_duration_seconds", "Time of model requests.", "result")
 	t.effectTime = histograms(t, "planaria_effect_duration_seconds", "Time from the send of an effect to its answer.", "class")
+	t.snapshots = counters(t, "planaria_sandbox_snapshots_total", "Snapshots of sandboxes that were tried; a failed one is a missing checkpoint.", "why", "result")
+	t.snapPause = histogram(t, "planaria_sandbox_snapshot_pause_seconds", "Time that a sandbox stood still for a snapshot.")
+	t.verified = counters(t, "planaria_sandbox_restore_verifications_total", "Snapshots that were restored as a test, or rebuilt from the blob store.", "result")
+	t.packed = counter(t, "planaria_sandbox_snapshot_stored_bytes_total", "Bytes that packed snapshots added to the blob store.")
+	for _, result := range []string{"ok", "failed"} {
+		t.verified.WithLabelValues(result)
+		for _, why := range []string{"step", "turn", "interval", "commit", "suspend", "manual"} {
+			t.snapshots.WithLabelValues(why, result)
+		}
+	}
 	for _, class := range []store.Class{store.ClassRead, store.ClassIdempotent, store.ClassMixed, store.ClassIrreversible} {
 		t.effects.WithLabelValues(string(class), string(store.StateCompleted)) // so that a rate has a beginning
 	}
@@ -131,6 +145,30 @@ func (t *telemetry) Wasted(tokens int64) { t.wasted.Add(float64(tokens)) }
 
 // Stuck implements session.Observer.
 func (t *telemetry) Stuck(store.Session) { t.stuck.Inc() }
+
+// Saved implements session.Observer.
+func (t *telemetry) Saved(_ store.Session, why string, pause, _ time.Duration, err error) {
+	t.snapshots.WithLabelValues(why, resultOf(err)).Inc()
+	if err == nil {
+		t.snapPause.Observe(pause.Seconds())
+	}
+}
+
+// Kept implements session.Observer.
+func (t *telemetry) Kept(act string, bytes int64, _ time.Duration, err error) {
+	if act == "packed" {
+		t.packed.Add(float64(bytes))
+		return
+	}
+	t.verified.WithLabelValues(resultOf(err)).Inc()
+}
+
+func resultOf(err error) string {
+	if err != nil {
+		return "failed"
+	}
+	return "ok"
+}
 
 // Ended is told of every effect that the keeper ended.
 func (t *telemetry) Ended(e store.Effect, v effect.Verdict, elapsed time.Duration) {

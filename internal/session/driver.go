@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/store"
 )
 
@@ -44,6 +45,10 @@ type driver struct {
 	early   map[store.Seq]store.Entry // committed, but their predecessors not seen yet
 	foldErr error
 	commit  time.Time // of the newest commit
+	// box is the session's sandbox, if it runs on this node; see machine.
+	box *sandbox.Sandbox
+
+	saves saves // snapshots of box
 }
 
 // drive is the life of one claim. However it ends, by return or panic, the
@@ -59,6 +64,7 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 	stop := d.watch(cancel)
 	defer stop()
 	err := d.unpanicked(func() error { return d.live(ctx, s) })
+	d.endSaves()
 
 	var dead *crash
 	switch {

@@ -119,4 +119,11 @@ type Observer interface {
 	Wasted(tokens int64)
 	// Stuck is called when the watchdog cancelled a driver.
 	Stuck(s store.Session)
+	// Saved is called for every snapshot that was tried: how long the sandbox
+	// stood still and how long it took until the snapshot was logged. An error
+	// means that a checkpoint is missing.
+	Saved(s store.Session, why string, pause, elapsed time.Duration, err error)
+	// Kept is called for what is done to a snapshot later: packed, tested,
+	// unpacked; bytes are those that were stored or read.
+	Kept(act string, bytes int64, elapsed time.Duration, err error)
 }
