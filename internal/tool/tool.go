@@ -1,11 +1,17 @@
 // Package tool keeps the agent's built-in tools: what the model is told of them,
 // and what a call of one comes to. They work inside the session's sandbox, so
 // what they do is contained: no effect comes of it.
+//
+// A call's input is checked here before it reaches the sandbox, so that the
+// model reads which field is wrong; the agent inside checks again what depends
+// on its files. Names and inputs are those of reference section 11.4; browser is
+// an extension that is offered only to agents that name it.
 package tool
 
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	"github.com/planaria/planaria/internal/gateway"
 	"github.com/planaria/planaria/internal/sandbox"
@@ -21,14 +27,22 @@ type Tool struct {
 	Reads bool
 	// Named: it is offered only when the agent's configs name it.
 	Named bool
+
+	// check refuses an input that the tool cannot work with.
+	check func(input json.RawMessage) error
+	// empty stands for a result without text: a content block needs some.
+	empty string
 }
 
+// tools in the order in which the model sees them.
+var tools = []Tool{bash, read, write, edit, glob, grep}
+
 // All lists the tools in the order in which the model sees them.
-func All() []Tool { return nil }
+func All() []Tool { return append([]Tool(nil), tools...) }
 
 // Find returns a tool by its name.
 func Find(name string) (Tool, bool) {
-	for _, t := range All() {
+	for _, t := range tools {
 		if t.Name == name {
 			return t, true
 		}
@@ -49,15 +63,59 @@ type Call struct {
 // (sandbox.ErrGone, sandbox.ErrFenced) and ctx's. The caller makes the answer
 // durable, then calls sandbox.Ack.
 func Run(ctx context.Context, s *sandbox.Sandbox, c Call, progress func(text string)) (gateway.Answer, error) {
-	return gateway.Answer{}, nil
+	t, ok := Find(c.Name)
+	if !ok {
+		return refuse("there is no tool %q", c.Name), nil
+	}
+	if err := t.check(c.Input); err != nil {
+		return refuse("%s: %v", c.Name, err), nil
+	}
+	r, err := s.Do(ctx, sandbox.Call{ID: c.ID, Thread: c.Thread, Tool: c.Name, Input: c.Input, Progress: progress})
+	if err != nil {
+		return gateway.Answer{}, fmt.Errorf("run %s: %w", c.Name, err)
+	}
+	// An agent of this version bounds its results itself; one that an older
+	// snapshot brought back may not.
+	return Fit(ctx, s, c.ID, answer(t, r))
 }
 
-// MaxResult is how many characters of text an answer may have; what is longer
-// goes into a file of the sandbox (reference section 11.4).
-const MaxResult = 100_000
+// block is a content block of the wire (reference section 9.4).
+type block struct {
+	Type   string  `json:"type"`
+	Text   string  `json:"text,omitzero"`
+	Source *source `json:"source,omitzero"`
+}
 
-// Fit writes an answer that is too long for the context into a file of the
-// sandbox and leaves a preview with its path. Others are returned as they are.
-func Fit(ctx context.Context, s *sandbox.Sandbox, id string, a gateway.Answer) (gateway.Answer, error) {
-	return a, nil
+type source struct {
+	Type      string `json:"type"` // base64
+	MediaType string `json:"media_type"`
+	Data      []byte `json:"data"`
+}
+
+// answer makes content blocks of a result.
+func answer(t Tool, r *sandbox.Result) gateway.Answer {
+	var blocks []block
+	if r.Text != "" {
+		blocks = append(blocks, block{Type: "text", Text: r.Text})
+	}
+	for _, i := range r.Images {
+		blocks = append(blocks, block{Type: "image", Source: &source{"base64", i.MediaType, i.Data}})
+	}
+	if len(blocks) == 0 {
+		blocks = []block{{Type: "text", Text: t.empty}}
+	}
+	return gateway.Answer{IsError: r.IsError, Content: encode(blocks)}
+}
+
+// refuse answers a call that never reached the sandbox.
+func refuse(format string, args ...any) gateway.Answer {
+	return gateway.Answer{IsError: true, Content: encode([]block{{Type: "text", Text: fmt.Sprintf(format, args...)}})}
+}
+
+func encode(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings and bytes always encode
+	}
+	return b
 }

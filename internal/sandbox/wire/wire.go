@@ -114,9 +114,21 @@ type Reply struct {
 	Result   *Result `json:"result,omitzero"`
 }
 
+// MaxImages bounds the images of one result, in bytes of all of them before
+// they are coded: with their code they must fit into a message, and model APIs
+// take no more than about 5 MB each.
+const MaxImages = 4 << 20
+
+// Image is a picture that a tool gives beside its text.
+type Image struct {
+	MediaType string `json:"media_type"`
+	Data      []byte `json:"data"`
+}
+
 // Result is what a call came to.
 type Result struct {
-	Text    string `json:"text"`
+	Text    string  `json:"text"`
+	Images  []Image `json:"images,omitzero"` // at most MaxImages bytes
 	IsError bool   `json:"is_error,omitzero"`
 	// ExitCode of a shell command; -1 when it was killed.
 	ExitCode int `json:"exit_code,omitzero"`
