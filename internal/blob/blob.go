@@ -215,6 +215,15 @@ func (f *Folder) Open(ctx context.Context, ws, name string) (*Reader, error) {
 	return &Reader{file: file, name: name, size: info.Size(), digest: sha256.New()}, nil
 }
 
+// Stream is Open for those who state the contract as an interface.
+func (f *Folder) Stream(ctx context.Context, ws, name string) (io.ReadCloser, error) {
+	r, err := f.Open(ctx, ws, name)
+	if err != nil {
+		return nil, err // not r: a nil *Reader is no nil interface
+	}
+	return r, nil
+}
+
 // Delete removes a blob; durable on return. One that is not there is no error.
 func (f *Folder) Delete(ctx context.Context, ws, name string) error {
 	if err := check(ws, name); err != nil {

@@ -91,6 +91,9 @@ func Open(ctx context.Context, cfg Config) (*DB, error) {
 func (db *DB) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return db.com.run(ctx) })
+	if !db.cfg.ReadOnly {
+		g.Go(func() error { return db.sweeper(ctx) })
+	}
 	if db.pg && !db.cfg.ReadOnly {
 		g.Go(func() error { return db.listen(ctx) })
 		g.Go(func() error { return db.poll(ctx) })

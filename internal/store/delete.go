@@ -8,18 +8,19 @@ import (
 )
 
 // DeleteSession hides the session and erases what no living descendant reads:
-// bodies, salts, data key; tombstones of effects stay. Refused (ErrConflict)
-// while it runs.
+// bodies, salts, data key; tombstones of effects stay. Its files and the tokens of
+// its resources go too. Refused (ErrConflict) while it runs.
 func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, principal string) error {
 	var last *sessionRow
 	var blobs []string
-	var gone KeyID
+	var files gone
+	var erased KeyID
 	err := db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "delete", landed: func(t *tx) (bool, error) {
 		var at int64
 		err := t.queryRow(`SELECT deleted_at FROM sessions WHERE workspace = ? AND id = ?`, ws, id).Scan(&at)
 		return at != 0, err
 	}}, func(t *tx) error {
-		blobs, gone = nil, ""
+		blobs, files, erased = nil, gone{}, ""
 		r, err := t.sessionRow(ws, id, true)
 		if err != nil {
 			return err
@@ -30,6 +31,9 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 		}
 		now := micros(db.Now())
 		if _, err := t.exec(`UPDATE sessions SET deleted_at = ?, next_at = 0, inbox_n = 0, inbox_urgent = 0 WHERE workspace = ? AND id = ?`, now, ws, id); err != nil {
+			return err
+		}
+		if err := t.dropSession(&files, ws, id); err != nil {
 			return err
 		}
 		if err := db.written(ctx, t, nil); err != nil {
@@ -47,7 +51,7 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 		if blobs, err = t.eraseUnread(r, living); err != nil || living > 0 {
 			return err
 		}
-		gone = r.keyID
+		erased = r.keyID
 		_, err = t.exec(`UPDATE data_keys SET wrapped = ?, destroyed_at = ? WHERE workspace = ? AND id = ?`, []byte{}, now, ws, r.keyID)
 		return err
 	})
@@ -56,9 +60,10 @@ func (db *DB) DeleteSession(ctx context.Context, ws WorkspaceID, id SessionID, p
 	}
 	// Hidden and erased for good. A crash right here leaves the large bodies in
 	// the blob store, sealed under a key that is gone.
-	if gone != "" {
-		db.keys.drop(gone)
+	if erased != "" {
+		db.keys.drop(erased)
 	}
+	db.dropContents(ctx, files)
 	for _, name := range blobs {
 		if err := db.cfg.Blobs.Delete(ctx, string(ws), name); err != nil {
 			db.log.Warn("left a blob of an erased session", "session", id, "err", err)

@@ -34,6 +34,22 @@
 // the flag that input which starts a turn was accepted (a session's effective
 // status, see Delivery.Starts).
 //
+// # Files
+//
+// A file's bytes are sealed in chunks under a data key of their own and streamed
+// into the blob store (content.go); its name and type are sealed in its row. A
+// copy for a session is a row that names the same content. A content goes with
+// its last row: the key is destroyed in that transaction, the blob after it.
+//
+//	step                                  crash right behind it
+//	1 the content is in Blobs             a blob whose key nobody has
+//	2 row and wrapped key commit          the file is there
+//	3 deletion commits, key destroyed     a blob that nobody can open
+//
+// The tokens of a session's repositories are kept in resource_secrets as
+// vault.Master.Seal sealed them under (workspace, resource id); keeper opens them
+// with vault.Master.Open under the same two names, and nothing else does.
+//
 // # Who may write
 //
 // Claim makes a node the owner: fence + 1 and a claim entry in one transaction.

@@ -165,7 +165,9 @@ type NewSession struct {
 	ID      SessionID
 	Created Created
 	Inbox   []Delivery // initial events: all accepted or none
-	Now     time.Time
+	// Attach are the files and tokens that its resources name.
+	Attach Attachments
+	Now    time.Time
 }
 
 // CreateSession writes row, data key, the created entry and the initial inbox in one transaction.
@@ -226,6 +228,9 @@ func (db *DB) CreateSession(ctx context.Context, ws WorkspaceID, s NewSession) (
 		}
 		if _, err := t.exec(`INSERT INTO sessions (workspace, id, lineage, key_id, status, head_hash, created_at, updated_at, agent_id, agent_version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 			ws, s.ID, s.ID, keyID, string(StatusIdle), row.HeadHash[:], micros(now), micros(row.UpdatedAt), "", 0); err != nil {
+			return err
+		}
+		if err := t.attach(ws, s.ID, s.Attach, now); err != nil {
 			return err
 		}
 		c := newChange(*row, key, nil)
