@@ -75,6 +75,8 @@ func idOf(result any) string {
 		return string(v.ID)
 	case Workspace:
 		return string(v.ID)
+	case File:
+		return string(v.ID)
 	}
 	return ""
 }
