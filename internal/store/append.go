@@ -96,7 +96,7 @@ func newChange(row sessionRow, key *dataKey, open map[EffectID]Effect) *change {
 
 // begin makes rows that are bound to the transaction that reads for them.
 func (c *change) begin(t *tx) *rows {
-	return newRows(c.row.Session, func(id EffectID, fresh bool) (Effect, bool, error) {
+	r := newRows(c.row.Session, func(id EffectID, fresh bool) (Effect, bool, error) {
 		if x, ok := c.open[id]; ok {
 			return x, true, nil
 		}
@@ -113,6 +113,8 @@ func (c *change) begin(t *tx) *rows {
 		}
 		return x, err == nil, err
 	})
+	r.snapshots = func() ([]SnapshotRow, error) { return t.snapshots(&c.row, c.key, liveSnapshots) }
+	return r
 }
 
 // apply checks an append's preconditions against the transaction and folds its

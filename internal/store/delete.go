@@ -149,6 +149,9 @@ func (t *tx) erase(row *sessionRow) (blobs []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.eraseSnapshots(row); err != nil {
+		return nil, err
+	}
 	for _, q := range []string{`DELETE FROM inbox WHERE workspace = ? AND session = ?`, `DELETE FROM answers WHERE workspace = ? AND session = ?`,
 		`DELETE FROM session_configs WHERE workspace = ? AND session = ?`} {
 		if _, err := t.exec(q, row.Workspace, row.ID); err != nil {

@@ -356,27 +356,32 @@ const (
 	SnapshotTaken   = "taken"   // its image is durable and verified on the node's disk
 	SnapshotPacked  = "packed"  // it is in the blob store too
 	SnapshotTested  = "tested"  // a copy was restored from it
+	SnapshotNamed   = "named"   // a person gave it a name
 	SnapshotDropped = "dropped" // it is deleted: nothing of it is read any more
 )
 
 // Snapshot is the body of KindSnapshot.
 type Snapshot struct {
-	V          int             `json:"v"`
-	Act        string          `json:"act"`
-	Snapshot   string          `json:"snapshot"`          // "snap-…"
-	Name       string          `json:"name,omitempty"`    // of a checkpoint that a person named
-	Why        string          `json:"why,omitempty"`     // taken: step, turn, interval, manual, commit, suspend; else a reason
-	Node       NodeID          `json:"node,omitempty"`    // on whose disk the image lies
-	Through    Seq             `json:"through,omitzero"`  // calls with a result up to here are in it
-	Parent     string          `json:"parent,omitempty"`  // the snapshot before it
-	Root       string          `json:"root,omitempty"`    // digest of the root file system
-	Runtime    string          `json:"runtime,omitempty"` // digest of the binary that took it
-	Running    []EventID       `json:"running,omitempty"` // calls that were under way in it
+	V        int    `json:"v"`
+	Act      string `json:"act"`
+	Snapshot string `json:"snapshot"`          // "snap-…"
+	Name     string `json:"name,omitempty"`    // of a checkpoint that a person named
+	Why      string `json:"why,omitempty"`     // taken: step, turn, interval, manual, commit, suspend; else a reason
+	Node     NodeID `json:"node,omitempty"`    // on whose disk the image lies
+	Through  Seq    `json:"through,omitzero"`  // calls with a result up to here are in it
+	Parent   string `json:"parent,omitempty"`  // the snapshot before it; packed: whose packs it uses too
+	Root     string `json:"root,omitempty"`    // digest of the root file system
+	Runtime  string `json:"runtime,omitempty"` // digest of the binary that took it
+	// Running are calls whose results may be behind Through and that the image
+	// knows, under way or done. Whoever restores it asks the sandbox for them by
+	// id: it answers, goes on, or has never heard of them.
+	Running    []EventID       `json:"running,omitempty"`
 	Generation uint64          `json:"generation,omitzero"`
-	Bytes      int64           `json:"bytes,omitzero"`    // of the image; packed: that were added
-	PauseMS    int64           `json:"pause_ms,omitzero"` // for so long the sandbox stood still
-	Packed     json.RawMessage `json:"packed,omitempty"`  // sandbox.Packed
-	Failed     string          `json:"failed,omitempty"`  // tested: why it could not be restored
+	Bytes      int64           `json:"bytes,omitzero"`     // of the image; packed: that were added
+	PauseMS    int64           `json:"pause_ms,omitzero"`  // for so long the sandbox stood still
+	Activity   json.RawMessage `json:"activity,omitempty"` // sandbox.Activity: what had happened in it
+	Packed     json.RawMessage `json:"packed,omitempty"`   // sandbox.Packed
+	Failed     string          `json:"failed,omitempty"`   // tested: why it could not be restored
 }
 
 // Tunnel is the body of KindTunnel, written when it opens and when it ends. A

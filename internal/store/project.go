@@ -17,13 +17,16 @@ type rows struct {
 	// fresh only open ones are looked for: the id is expected to be new, and
 	// that it is not an ended one's is left to the table's key.
 	effect func(id EffectID, fresh bool) (Effect, bool, error)
+	// snapshots reads the snapshots that are not dropped; nil: there are none.
+	snapshots func() ([]SnapshotRow, error)
 
 	effects map[EffectID]*Effect // changed by fold
 	fresh   map[EffectID]bool    // of these: new
 	headed  map[EffectID]bool    // of these: an intent wrote over what the proposal said
 	usage   []usageRow
-	config  bool // the configuration changed
-	status  bool // a status event was among the entries
+	saved   *savedRows // snapshots, once one was touched
+	config  bool       // the configuration changed
+	status  bool       // a status event was among the entries
 }
 
 func newRows(s Session, effect func(EffectID, bool) (Effect, bool, error)) *rows {
@@ -33,6 +36,7 @@ func newRows(s Session, effect func(EffectID, bool) (Effect, bool, error)) *rows
 // clone lets an append be tried and dropped.
 func (r *rows) clone() *rows {
 	c := newRows(r.session, r.effect)
+	c.snapshots, c.saved = r.snapshots, r.saved.clone()
 	for id, e := range r.effects {
 		v := *e
 		c.effects[id] = &v
@@ -108,7 +112,9 @@ func parse(d *Draft) (p parsed, err error) {
 		b := &Settlement{}
 		err = read(b)
 		p.effect = b.Effect
-	case KindClaim, KindTools, KindCompaction, KindArchive, KindMachine, KindSnapshot, KindTunnel:
+	case KindSnapshot:
+		err = read(&Snapshot{})
+	case KindClaim, KindTools, KindCompaction, KindArchive, KindMachine, KindTunnel:
 	default:
 		return p, fmt.Errorf("entry of unknown kind %q", d.Kind)
 	}
@@ -191,6 +197,8 @@ func fold(r *rows, e *Entry, p parsed) error {
 		})
 	case *Settlement:
 		return r.settle(e, b)
+	case *Snapshot:
+		return r.snapshot(e, b)
 	}
 	switch e.Kind {
 	case KindEvent:

@@ -174,6 +174,9 @@ func (t *tx) writeUnnest(cs []*change) error {
 		if err := t.writeConfig(c); err != nil {
 			return err
 		}
+		if err := t.writeSnapshots(c); err != nil {
+			return err
+		}
 	}
 	for _, w := range []struct {
 		tab  *table

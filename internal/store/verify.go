@@ -223,7 +223,7 @@ func (t *tx) differences(row *sessionRow, r *rows) (diffs []difference, err erro
 		compare("effect "+string(stored[i].ID), stored[i], derived[i])
 	}
 	compare("oldest open effect", row.openFrom, open)
-	return diffs, nil
+	return diffs, t.compareSnapshots(row, r, compare)
 }
 
 // projected is the part of a row that the log determines.

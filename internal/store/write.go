@@ -137,6 +137,9 @@ func (t *tx) writeRare(c *change) error {
 			return orMissing(err, "inbox row "+id)
 		}
 	}
+	if err := t.writeSnapshots(c); err != nil {
+		return err
+	}
 	return t.writeConfig(c)
 }
 
