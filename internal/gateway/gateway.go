@@ -60,6 +60,10 @@ type Config struct {
 	// Settled, if set, is told of every effect that ended here: by settlement,
 	// denial or the client's answer. What the keeper ends, it observes itself.
 	Settled func(e store.Effect, state store.EffectState)
+	// PackageHosts are the operator's own mirrors: what a sandbox reaches besides
+	// the public registries where its environment allows package managers. Bare
+	// names, "*." wildcards, or "host:port".
+	PackageHosts []string
 }
 
 // Gateway rules calls, commits intents and passes ruled requests to the
@@ -74,14 +78,21 @@ type Gateway struct {
 	mu    sync.Mutex
 	busy  map[store.EffectID]chan struct{} // closed when the effect's worker is done
 	tries map[store.EffectID]int           // probes and resends without an end, for backing off
+	ways  map[egressKey]int                // connections out of each sandbox
+
+	packages *hostRules // never changed
 }
 
 // New makes a Gateway; no I/O.
 func New(cfg Config) *Gateway {
 	g := &Gateway{cfg: cfg, db: cfg.DB, keeper: cfg.Keeper, effects: cfg.Effects, log: cfg.Logger,
-		busy: map[store.EffectID]chan struct{}{}, tries: map[store.EffectID]int{}}
+		busy: map[store.EffectID]chan struct{}{}, tries: map[store.EffectID]int{}, ways: map[egressKey]int{}}
 	if g.log == nil {
 		g.log = slog.Default()
+	}
+	var err error
+	if g.packages, err = publicPackages(cfg.PackageHosts); err != nil {
+		g.log.Error("left out package hosts of the configuration", "err", err)
 	}
 	return g
 }

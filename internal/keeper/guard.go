@@ -80,13 +80,15 @@ func Guard(next DialFunc, own []string) DialFunc {
 			return nil, fmt.Errorf("dial %s: %w", addr, err)
 		}
 		var last error
-		for _, ip := range ips {
+		for i, ip := range ips {
 			target := net.JoinHostPort(ip.Unmap().String(), port)
 			if err := g.check(ctx, ip, port); err != nil {
 				last = fmt.Errorf("dial %s (%s): %w", addr, target, err)
 				continue
 			}
-			c, err := next(ctx, network, target)
+			one, cancel := share(ctx, len(ips)-i)
+			c, err := next(one, network, target)
+			cancel()
 			if err == nil {
 				return c, nil
 			}
