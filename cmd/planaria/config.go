@@ -56,6 +56,8 @@ type Config struct {
 	// DrainSeconds bounds what SIGTERM waits for calls that are on their way.
 	// Default 70: the longest default deadline of a call, and ten for the rest.
 	DrainSeconds int `yaml:"drain_seconds"`
+	// Sandboxes says how the agents' machines run here.
+	Sandboxes SandboxConfig `yaml:"sandboxes"`
 	// Log says how to log.
 	Log LogConfig `yaml:"log"`
 	// Models lists providers, first match wins; a model that matches none goes
@@ -65,6 +67,24 @@ type Config struct {
 	// provider, over HTTP on a loopback listener of its own. Default none.
 	ModelScript string `yaml:"model_script"`
 }
+
+// SandboxConfig says how the agents' machines run on this node. Without the
+// role worker it has no meaning.
+type SandboxConfig struct {
+	// Enabled is on, off or auto: on where this machine can run them, which
+	// 'planaria doctor' tries out. Default auto.
+	Enabled string `yaml:"enabled"`
+	// Dir is the folder of their state, which this process has for itself: a
+	// local disk with room for snapshots. Default DATA/sandboxes.
+	Dir string `yaml:"dir"`
+}
+
+// Values of SandboxConfig.Enabled.
+const (
+	sandboxesAuto = "auto"
+	sandboxesOn   = "on"
+	sandboxesOff  = "off"
+)
 
 // LogConfig says how to log.
 type LogConfig struct {
@@ -124,6 +144,7 @@ func DefaultConfig() Config {
 		Roles:        []string{roleAPI, roleWorker, roleKeeper},
 		MaxRunning:   1000,
 		DrainSeconds: 70,
+		Sandboxes:    SandboxConfig{Enabled: sandboxesAuto},
 		Log:          LogConfig{Level: "info", Format: "text"},
 	}
 }
@@ -161,7 +182,7 @@ func LoadConfig(file string) (Config, error) {
 // Validate reports the first setting that cannot be, by its field.
 func (c *Config) Validate() error {
 	checks := []func() error{
-		c.validateListen, c.validateStore, c.validateRoles, c.validateLimits, c.validateLog, c.validateModels,
+		c.validateListen, c.validateStore, c.validateRoles, c.validateLimits, c.validateSandboxes, c.validateLog, c.validateModels,
 	}
 	for _, check := range checks {
 		if err := check(); err != nil {
@@ -232,6 +253,13 @@ func (c *Config) validateLimits() error {
 	}
 	if c.DrainSeconds < 0 || c.DrainSeconds > 3600 {
 		return fmt.Errorf("drain_seconds: %d is not between 0 and 3600", c.DrainSeconds)
+	}
+	return nil
+}
+
+func (c *Config) validateSandboxes() error {
+	if e := c.Sandboxes.Enabled; !slices.Contains([]string{sandboxesAuto, sandboxesOn, sandboxesOff}, e) {
+		return fmt.Errorf("sandboxes.enabled: %q is none of auto, on, off", e)
 	}
 	return nil
 }
@@ -345,6 +373,14 @@ func (c *Config) blobDir() string {
 		return strings.TrimPrefix(c.Blobs, "file:")
 	}
 	return filepath.Join(c.Data, blobFolder)
+}
+
+// sandboxDir resolves the folder of the agents' machines.
+func (c *Config) sandboxDir() string {
+	if c.Sandboxes.Dir != "" {
+		return c.Sandboxes.Dir
+	}
+	return filepath.Join(c.Data, sandboxFolder)
 }
 
 func isPostgres(u string) bool {

@@ -49,6 +49,7 @@ func TestLoadConfigRefuses(t *testing.T) {
 		{"unknown nested key", "log: {levle: info}", "levle"},
 		{"twice", "listen: a:1\nlisten: b:1", "listen"},
 		{"two documents", "listen: a:1\n---\nlisten: b:1", "more than one document"},
+		{"unknown sandbox key", "sandboxes: {folder: x}", "folder"},
 		{"wrong type", "max_running: many", "max_running|line 1"},
 		{"password", "store: postgres://a:sesame@h/d", "holds a password"},
 		{"password in query", "store: postgres://h/d?password=sesame", "holds a password"},
@@ -88,6 +89,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		{"roles:", func(c *Config) { c.Roles = []string{"king"} }},
 		{"max_running:", func(c *Config) { c.MaxRunning = 0 }},
 		{"drain_seconds:", func(c *Config) { c.DrainSeconds = -1 }},
+		{"sandboxes.enabled:", func(c *Config) { c.Sandboxes.Enabled = "maybe" }},
 		{"log.level:", func(c *Config) { c.Log.Level = "loud" }},
 		{"log.format:", func(c *Config) { c.Log.Format = "xml" }},
 		{"models[0].pattern:", func(c *Config) { c.Models = []ModelConfig{{}} }},
@@ -118,7 +120,7 @@ func TestConfigIsDocumented(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Errorf("the default config: %v", err)
 	}
-	for _, typ := range []reflect.Type{reflect.TypeFor[Config](), reflect.TypeFor[LogConfig](), reflect.TypeFor[ModelConfig](), reflect.TypeFor[PriceConfig]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[Config](), reflect.TypeFor[SandboxConfig](), reflect.TypeFor[LogConfig](), reflect.TypeFor[ModelConfig](), reflect.TypeFor[PriceConfig]()} {
 		for i := range typ.NumField() {
 			if f := typ.Field(i); f.Tag.Get("yaml") == "" {
 				t.Errorf("%s.%s has no yaml key", typ.Name(), f.Name)

@@ -19,10 +19,12 @@ import (
 const (
 	storeFile  = "planaria.db"
 	blobFolder = "blobs"
+	// sandboxFolder holds the machines of the agents and their snapshots.
+	sandboxFolder = "sandboxes"
 )
 
 // folderNames begin the names of all that we put into a data folder.
-var folderNames = []string{storeFile, blobFolder, "lock", "master", "witness", "tmp", "lost+found", "planaria.yaml"}
+var folderNames = []string{storeFile, blobFolder, sandboxFolder, "lock", "master", "witness", "tmp", "lost+found", "planaria.yaml"}
 
 // folderState says what a data folder holds.
 type folderState int

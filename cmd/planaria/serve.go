@@ -19,10 +19,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/planaria/planaria/internal/blob"
 	"github.com/planaria/planaria/internal/effect"
 	"github.com/planaria/planaria/internal/gateway"
 	"github.com/planaria/planaria/internal/keeper"
 	"github.com/planaria/planaria/internal/llm"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/server"
 	"github.com/planaria/planaria/internal/session"
 	"github.com/planaria/planaria/internal/store"
@@ -59,6 +61,9 @@ When it takes requests it prints one line to standard output:
 SIGTERM and Ctrl-C drain: calls that are on their way run to their answer, no new
 ones begin. A second signal leaves at once. Both are as safe as SIGKILL.
 
+Agents get machines of their own (sandboxes) where this machine can run them;
+'planaria doctor' tries it out and says what is missing.
+
 Models: ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL make the default provider; more
 in the settings file. --model-script plays a scripted model instead.`,
 		Example: `  planaria serve
@@ -93,6 +98,7 @@ in the settings file. --model-script plays a scripted model instead.`,
 	f.BoolVar(&flags.AllowPrivateNetworks, "allow-private-networks", false, "let agents' own mcp_servers name private and loopback addresses")
 	f.IntVar(&flags.MaxRunning, "max-running", flags.MaxRunning, "sessions that this process drives at once")
 	f.IntVar(&flags.DrainSeconds, "drain-seconds", flags.DrainSeconds, "how long SIGTERM waits for calls on their way")
+	f.StringVar(&flags.Sandboxes.Enabled, "sandboxes", flags.Sandboxes.Enabled, "run the agents' machines here: auto (where this machine can), on, off")
 	f.StringVar(&flags.ModelScript, "model-script", "", "file that a scripted model plays in place of every provider")
 	f.StringVar(&flags.Log.Level, "log-level", flags.Log.Level, "debug, info, warn or error")
 	f.StringVar(&flags.Log.Format, "log-format", flags.Log.Format, "text or json")
@@ -112,6 +118,7 @@ func overlay(cmd *cobra.Command, cfg *Config, flags Config) {
 		"allow-private-networks": func() { cfg.AllowPrivateNetworks = flags.AllowPrivateNetworks },
 		"max-running":            func() { cfg.MaxRunning = flags.MaxRunning },
 		"drain-seconds":          func() { cfg.DrainSeconds = flags.DrainSeconds },
+		"sandboxes":              func() { cfg.Sandboxes.Enabled = flags.Sandboxes.Enabled },
 		"model-script":           func() { cfg.ModelScript = flags.ModelScript },
 		"log-level":              func() { cfg.Log.Level = flags.Log.Level },
 		"log-format":             func() { cfg.Log.Format = flags.Log.Format },
@@ -140,13 +147,16 @@ type process struct {
 	cfg Config
 	log *slog.Logger
 
+	fresh    bool         // the data folder was initialised by this start
 	listener net.Listener // of the API
 	script   net.Listener // of the scripted model, nil without
 	master   *vault.Master
 	db       *store.DB
 	node     *store.Node
 	tel      *telemetry
+	blobs    *blob.Folder
 	keeper   *keeper.Keeper
+	machines *sandbox.Runtime // nil where this node runs none
 	sessions *session.Manager
 	api      *http.Server
 	models   *http.Server       // the scripted model
@@ -332,6 +342,7 @@ func (p *process) openStore(ctx context.Context) error {
 			return fmt.Errorf("make data folder: %w", err)
 		}
 		p.a.say("planaria: new data folder %s", p.cfg.Data)
+		p.fresh = true
 	}
 	master, err := openMaster(p.cfg, true)
 	if err != nil {
@@ -357,7 +368,7 @@ func (p *process) openStore(ctx context.Context) error {
 			p.log.Warn("cannot close the store", "err", err)
 		}
 	})
-	p.master = master
+	p.master, p.blobs = master, blobs
 	return checkMaster(ctx, p.db, p.cfg)
 }
 
@@ -410,6 +421,10 @@ func (p *process) openRooms(ctx context.Context) error {
 	sc := session.Config{DB: p.db, Logger: p.log, MaxRunning: p.cfg.MaxRunning, Observe: p.tel}
 	if p.cfg.has(roleWorker) {
 		sc.Node, sc.Gateway = p.node, gate
+		if err := p.openSandboxes(ctx); err != nil {
+			return err
+		}
+		sc.Sandboxes = p.machines
 	}
 	p.sessions = session.New(sc)
 	handler := server.New(server.Config{DB: p.db, Sessions: p.sessions, Master: p.master, Node: p.node.ID(), Version: version,

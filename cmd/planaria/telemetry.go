@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/planaria/planaria/internal/effect"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/session"
 	"github.com/planaria/planaria/internal/store"
 )
@@ -36,6 +37,7 @@ type telemetry struct {
 	effectTime  *prometheus.HistogramVec
 	snapshots   *prometheus.CounterVec
 	snapPause   prometheus.Histogram
+	snapTime    prometheus.Histogram
 	verified    *prometheus.CounterVec
 	packed      prometheus.Counter
 }
@@ -60,6 +62,7 @@ func newTelemetry(ctx context.Context, getenv func(string) string, log *slog.Log
 	t.effectTime = histograms(t, "planaria_effect_duration_seconds", "Time from the send of an effect to its answer.", "class")
 	t.snapshots = counters(t, "planaria_sandbox_snapshots_total", "Snapshots of sandboxes that were tried; a failed one is a missing checkpoint.", "why", "result")
 	t.snapPause = histogram(t, "planaria_sandbox_snapshot_pause_seconds", "Time that a sandbox stood still for a snapshot.")
+	t.snapTime = histogram(t, "planaria_sandbox_snapshot_duration_seconds", "Time from the begin of a snapshot until it was verified and logged.")
 	t.verified = counters(t, "planaria_sandbox_restore_verifications_total", "Snapshots that were restored as a test, or rebuilt from the blob store.", "result")
 	t.packed = counter(t, "planaria_sandbox_snapshot_stored_bytes_total", "Bytes that packed snapshots added to the blob store.")
 	for _, result := range []string{"ok", "failed"} {
@@ -147,10 +150,11 @@ func (t *telemetry) Wasted(tokens int64) { t.wasted.Add(float64(tokens)) }
 func (t *telemetry) Stuck(store.Session) { t.stuck.Inc() }
 
 // Saved implements session.Observer.
-func (t *telemetry) Saved(_ store.Session, why string, pause, _ time.Duration, err error) {
+func (t *telemetry) Saved(_ store.Session, why string, pause, elapsed time.Duration, err error) {
 	t.snapshots.WithLabelValues(why, resultOf(err)).Inc()
 	if err == nil {
 		t.snapPause.Observe(pause.Seconds())
+		t.snapTime.Observe(elapsed.Seconds())
 	}
 }
 
@@ -168,6 +172,13 @@ func resultOf(err error) string {
 		return "failed"
 	}
 	return "ok"
+}
+
+// machines adds the gauge of the sandboxes that live on this node.
+func (t *telemetry) machines(r *sandbox.Runtime) {
+	t.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "planaria_sandboxes", Help: "Sandboxes of this node.", ConstLabels: prometheus.Labels{"state": "running"},
+	}, func() float64 { return float64(len(r.Live())) }))
 }
 
 // Ended is told of every effect that the keeper ended.

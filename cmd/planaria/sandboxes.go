@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+
+	"github.com/planaria/planaria/internal/sandbox"
+)
+
+// openSandboxes opens the folder of the agents' machines where this process is
+// to run them. Those that live on from before are found again by their
+// sessions' next owner, whether the last process drained or was killed.
+func (p *process) openSandboxes(ctx context.Context) error {
+	on, err := p.sandboxesOn()
+	if err != nil || !on {
+		return err
+	}
+	p.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: p.cfg.sandboxDir(), Blobs: p.blobs, Log: p.log,
+		// A sandbox has a way out once a driver of p.sessions holds it, so not
+		// before openRooms has made that.
+		Egress: func(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) {
+			p.sessions.Egress(ctx, s, conn)
+		},
+	})
+	switch {
+	case errors.Is(err, syscall.EAGAIN) && p.cfg.Sandboxes.Enabled == sandboxesAuto:
+		p.log.Warn("runs no sandboxes: another process has the folder; give each its own with sandboxes.dir", "dir", p.cfg.sandboxDir())
+		return nil
+	case errors.Is(err, syscall.EAGAIN):
+		return hinted(err, "give each process of this machine a folder of its own with sandboxes.dir")
+	case err != nil:
+		return hinted(err, "'planaria doctor' says what is wrong; --sandboxes off starts without")
+	}
+	p.onClose(func() {
+		// They live on for the next start.
+		if err := p.machines.Close(); err != nil {
+			p.log.Warn("cannot let go of the sandboxes", "err", err)
+		}
+	})
+	p.tel.machines(p.machines)
+	p.log.Info("sandboxes run here", "dir", p.cfg.sandboxDir(), "alive", len(p.machines.Live()))
+	if p.fresh {
+		p.a.say("planaria: sandboxes: agents can have machines here; 'planaria doctor' tries one")
+	}
+	return nil
+}
+
+// sandboxesOn decides by the setting and by what a quick look says. Whether one
+// really starts is seen when the first one does, or by doctor.
+func (p *process) sandboxesOn() (bool, error) {
+	if p.cfg.Sandboxes.Enabled == sandboxesOff {
+		return false, nil
+	}
+	for _, f := range sandbox.Check("") {
+		if !f.Fatal || f.OK {
+			continue
+		}
+		if p.cfg.Sandboxes.Enabled == sandboxesOn {
+			return false, hinted(fmt.Errorf("sandboxes.enabled: this machine runs none: %s: %s", f.What, f.Says), "%s", f.Mend)
+		}
+		p.log.Info("runs no sandboxes", "why", f.What+": "+f.Says)
+		if p.fresh {
+			p.a.say("planaria: sandboxes: none here (%s: %s); 'planaria doctor' says more", f.What, f.Says)
+		}
+		return false, nil
+	}
+	return true, nil
+}
