@@ -37,7 +37,7 @@ func TestTools(t *testing.T) {
 		{"timeout", "bash", in{"command": "echo begun; sleep 60", "timeout_ms": 300}, "begun\ntimed out after 300 ms", true},
 		{"after timeout", "bash", in{"command": "echo ok"}, "ok", false},
 		{"restart", "bash", in{"restart": true}, "restarted", false},
-		{"background lives", "bash", in{"command": "(while :; do date +%N > /tmp/bg; sleep 0.05; done) & echo $! > /tmp/bgpid"}, "", false},
+		{"background lives", "bash", in{"command": "(while :; do date +%N > /tmp/bg.new; mv /tmp/bg.new /tmp/bg; sleep 0.05; done) & echo $! > /tmp/bgpid"}, "", false},
 		{"kill the shell", "bash", in{"command": "sleep 60", "timeout_ms": 200}, "timed out", true},
 		{"background lived", "bash", in{"command": "a=$(cat /tmp/bg); for i in $(seq 100); do sleep 0.05; [ \"$(cat /tmp/bg)\" != \"$a\" ] && break; done; [ \"$a\" != \"$(cat /tmp/bg)\" ] && echo alive; kill $(cat /tmp/bgpid)"}, "alive", false},
 		{"long output", "bash", in{"command": "yes 0123456789 | head -c 300000; echo; echo last"}, "last", false},

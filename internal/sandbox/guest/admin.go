@@ -71,7 +71,8 @@ func (a *Agent) admin(req *wire.Admin, body io.Reader, reply *wire.AdminReply) e
 			}
 		}
 	case wire.OpPut:
-		return replaceFile(at(req.Path), body, fs.FileMode(req.Mode).Perm(), req.Mode != 0)
+		a.place(filepath.Dir(at(req.Path)))
+		return replaceFile(at(req.Path), body, fs.FileMode(req.Mode).Perm(), anywhere)
 	case wire.OpList:
 		return list(at(req.Path), reply)
 	case wire.OpHash:
@@ -103,7 +104,7 @@ func (a *Agent) callIDs() (running, kept []string) {
 
 // get sends a file: a reply with its size, then its bytes.
 func (a *Agent) get(s *link.Stream, req *wire.Admin) {
-	f, info, err := openRegular(at(req.Path))
+	f, info, err := openRegular(at(req.Path), anywhere)
 	if err != nil {
 		_ = wire.WriteMessage(s, wire.AdminReply{Error: err.Error(), NotFound: errors.Is(err, fs.ErrNotExist)})
 		return

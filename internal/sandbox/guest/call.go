@@ -6,23 +6,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/planaria/planaria/internal/sandbox/link"
 	"github.com/planaria/planaria/internal/sandbox/wire"
 )
 
 const (
-	// maxOutput is how much of a tool's output goes into its result (REF 11.4).
-	maxOutput = 100 << 10
-	// maxSpill bounds the file that takes an output too long for a result.
-	maxSpill = 64 << 20
 	// maxKept bounds the results that wait for acknowledgement; beyond it the
 	// oldest are dropped, and asking for one of them says so.
 	maxKept = 64 << 20
@@ -145,7 +138,9 @@ func (a *Agent) perform(c *call, input json.RawMessage) {
 		}()
 		r = a.tool(c, input, w)
 	}()
-	r.Text = c.out.bound(r.Text)
+	if c.tool != "bash" { // which writes through the output
+		r.Text = c.out.bound(r.Text)
+	}
 	r.Millis = w.elapsed().Milliseconds()
 	c.out.closeSpill()
 	c.mu.Lock()
@@ -161,7 +156,7 @@ func (a *Agent) perform(c *call, input json.RawMessage) {
 
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.kept += int64(len(r.Text))
+	a.kept += size(&r)
 	for a.kept > maxKept {
 		if !a.dropOldest() {
 			return
@@ -169,11 +164,20 @@ func (a *Agent) perform(c *call, input json.RawMessage) {
 	}
 }
 
+// size of what a result keeps in memory, in bytes.
+func size(r *wire.Result) int64 {
+	n := len(r.Text)
+	for _, i := range r.Images {
+		n += len(i.Data)
+	}
+	return int64(n)
+}
+
 // dropOldest gives up the result that has waited longest. a.mu is held.
 func (a *Agent) dropOldest() bool {
 	var oldest *call
 	for _, c := range a.calls {
-		if c.result != nil && !c.gone && c.result.Text != "" && (oldest == nil || c.id < oldest.id) {
+		if c.result != nil && !c.gone && size(c.result) > 0 && (oldest == nil || c.id < oldest.id) {
 			oldest = c
 		}
 	}
@@ -186,7 +190,7 @@ func (a *Agent) dropOldest() bool {
 
 // release replaces a result by a word on why it is gone. a.mu is held.
 func (a *Agent) release(c *call, why string) {
-	a.kept -= int64(len(c.result.Text))
+	a.kept -= size(c.result)
 	r := failure("%s", why)
 	r.Reason = "gone"
 	c.gone, c.result, c.out = true, &r, newOutput(c.id)
@@ -232,15 +236,15 @@ func (a *Agent) tool(c *call, input json.RawMessage, w *watch) wire.Result {
 	case "bash":
 		return a.bash(c, input, w)
 	case "read":
-		return with(input, readFile)
+		return with(input, a.readFile)
 	case "write":
-		return with(input, writeFile)
+		return with(input, a.writeFile)
 	case "edit":
-		return with(input, editFile)
+		return with(input, a.editFile)
 	case "glob":
-		return with(input, glob)
+		return with(input, func(in searchInput) wire.Result { return a.glob(in, c, w) })
 	case "grep":
-		return with(input, func(in grepInput) wire.Result { return grep(in, c.cancel) })
+		return with(input, func(in searchInput) wire.Result { return a.grep(in, c, w) })
 	}
 	return failure("no such tool: %s", c.tool)
 }
@@ -291,117 +295,4 @@ func (w *watch) elapsed() time.Duration {
 	w.total += min(now.Sub(w.last), maxGap)
 	w.last = now
 	return w.total
-}
-
-// output keeps the last maxOutput bytes of what a command said, and all of it in
-// a file where that is not enough.
-type output struct {
-	id string
-
-	mu     sync.Mutex
-	tail   []byte
-	total  int64
-	spill  *os.File
-	failed bool // no spill file could be made
-}
-
-func newOutput(id string) *output { return &output{id: id} }
-
-func (o *output) write(p []byte) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.total+int64(len(p)) > maxOutput && o.spill == nil && !o.failed {
-		o.openSpill() // the tail still holds everything
-	}
-	if o.spill != nil && o.total < maxSpill {
-		if _, err := o.spill.Write(p); err != nil {
-			o.failed = true
-		}
-	}
-	o.total += int64(len(p))
-	o.tail = append(o.tail, p...)
-	if len(o.tail) > 2*maxOutput {
-		o.tail = slices.Clone(o.tail[len(o.tail)-maxOutput:])
-	}
-}
-
-// openSpill makes the file with all that was written until now. o.mu is held.
-func (o *output) openSpill() {
-	err := os.MkdirAll(SpillDir, 0o755)
-	if err == nil {
-		o.spill, err = os.OpenFile(spillPath(o.id), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
-	}
-	if err == nil {
-		_, err = o.spill.Write(o.tail)
-	}
-	o.failed = err != nil
-}
-
-func spillPath(id string) string {
-	return filepath.Join(SpillDir, strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
-			return r
-		}
-		return '_'
-	}, id)+".txt")
-}
-
-func (o *output) closeSpill() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.spill != nil {
-		_ = o.spill.Close()
-	}
-}
-
-// text is the tail, with a note on what it leaves out.
-func (o *output) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.total <= maxOutput {
-		return clean(o.tail)
-	}
-	tail := o.tail[max(0, len(o.tail)-maxOutput):]
-	return o.note() + clean(tail)
-}
-
-// note tells where the rest is. o.mu is held.
-func (o *output) note() string {
-	where := "the rest is lost"
-	if o.spill != nil && !o.failed {
-		where = "all of it is in " + spillPath(o.id)
-		if o.total > maxSpill {
-			where = fmt.Sprintf("the first %d MiB are in %s", maxSpill>>20, spillPath(o.id))
-		}
-	}
-	return fmt.Sprintf("[output truncated: %d bytes, the last %d KiB follow; %s]\n", o.total, maxOutput>>10, where)
-}
-
-// bound shortens the text of a tool that does not write through the output.
-func (o *output) bound(text string) string {
-	if len(text) <= maxOutput+512 {
-		return text
-	}
-	o.write([]byte(text))
-	return o.text()
-}
-
-// since returns what came after a position, at most limit bytes of it, and the
-// new position.
-func (o *output) since(pos int64, limit int) (string, int64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	n := int(min(o.total-pos, int64(limit), int64(len(o.tail))))
-	if n <= 0 {
-		return "", o.total
-	}
-	return clean(o.tail[len(o.tail)-n:]), o.total
-}
-
-// clean makes text of bytes: results travel as JSON.
-func clean(b []byte) string {
-	if utf8.Valid(b) {
-		return string(b)
-	}
-	return strings.ToValidUTF8(string(b), "\uFFFD")
 }

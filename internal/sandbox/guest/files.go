@@ -5,13 +5,15 @@ package guest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/planaria/planaria/internal/sandbox/wire"
@@ -37,46 +39,12 @@ type editInput struct {
 	ReplaceAll bool    `json:"replace_all"`
 }
 
-// at makes a path of the model absolute: relative ones begin at the workspace.
-func at(path string) string {
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(Workspace, path)
-	}
-	return filepath.Clean(path)
-}
-
-// openRegular opens a regular file for reading. A pipe or device would hang or
-// never end.
-func openRegular(path string) (*os.File, fs.FileInfo, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is not a regular file but %s", path, kindOf(info))
-	}
-	f, err := os.Open(path)
-	return f, info, err
-}
-
-func kindOf(info fs.FileInfo) string {
-	switch m := info.Mode(); {
-	case m.IsDir():
-		return "a folder"
-	case m&fs.ModeNamedPipe != 0:
-		return "a pipe"
-	case m&fs.ModeSocket != 0:
-		return "a socket"
-	}
-	return "a device"
-}
-
-func readFile(in readInput) wire.Result {
+func (a *Agent) readFile(in readInput) wire.Result {
 	if in.FilePath == "" {
 		return failure("file_path is missing")
 	}
 	path := at(in.FilePath)
-	f, info, err := openRegular(path)
+	f, info, err := openRegular(path, a.mayRead)
 	if err != nil {
 		return failure("read: %v", err)
 	}
@@ -149,59 +117,67 @@ func readLine(r *bufio.Reader, keep bool, room int) ([]byte, error) {
 	}
 }
 
-func writeFile(in writeInput) wire.Result {
+func (a *Agent) writeFile(in writeInput) wire.Result {
 	if in.FilePath == "" || in.Content == nil {
 		return failure("file_path and content are needed")
 	}
 	path := at(in.FilePath)
-	if err := replaceFile(path, strings.NewReader(*in.Content), 0, false); err != nil {
+	if err := replaceFile(path, strings.NewReader(*in.Content), 0, a.mayWrite); err != nil {
 		return failure("write: %v", err)
 	}
 	return wire.Result{Text: fmt.Sprintf("wrote %d bytes to %s", len(*in.Content), path)}
 }
 
 // replaceFile writes a file under another name and puts it in its place. Where
-// there was one its permissions stay, unless set; a link stays a link, and its
-// target is replaced.
-func replaceFile(path string, content io.Reader, mode fs.FileMode, set bool) error {
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
-	if info, err := os.Stat(path); err == nil {
-		if !info.Mode().IsRegular() {
-			return fmt.Errorf("%s is not a regular file but %s", path, kindOf(info))
-		}
-		if !set {
-			mode = info.Mode().Perm()
-		}
-	} else if !set {
-		mode = 0o644
-	}
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, ".planaria-*")
+// there was one its owner and permissions stay, unless mode is given; a link
+// stays a link, and its target is replaced.
+func replaceFile(path string, content io.Reader, mode fs.FileMode, may func(real string) error) (err error) {
+	s, err := openSpot(path, may)
 	if err != nil {
 		return err
 	}
+	defer s.dir.Close()
+	if s.info != nil && !s.info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file but %s", path, kindOf(s.info))
+	}
+	temp := ".planaria-" + rand.Text()
+	f, err := s.dir.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = s.dir.Remove(temp)
+		}
+	}()
 	_, err = io.Copy(f, content)
 	if err == nil {
-		err = f.Chmod(mode)
+		err = s.inherit(f, mode)
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
 	if err != nil {
-		_ = os.Remove(f.Name())
+		return err
 	}
-	return err
+	return s.dir.Rename(temp, s.name)
 }
 
-func editFile(in editInput) wire.Result {
+// inherit gives a new file the owner and permissions of the one that it
+// replaces; mode, where it is not 0, goes before.
+func (s *spot) inherit(f *os.File, mode fs.FileMode) error {
+	if s.info == nil {
+		return f.Chmod(cmp.Or(mode, 0o644))
+	}
+	if st, ok := s.info.Sys().(*syscall.Stat_t); ok {
+		if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+			return err
+		}
+	}
+	return f.Chmod(cmp.Or(mode, s.info.Mode().Perm()))
+}
+
+func (a *Agent) editFile(in editInput) wire.Result {
 	switch {
 	case in.FilePath == "" || in.NewString == nil:
 		return failure("file_path, old_string and new_string are needed")
@@ -211,7 +187,7 @@ func editFile(in editInput) wire.Result {
 		return failure("edit: old_string and new_string are equal")
 	}
 	path := at(in.FilePath)
-	f, info, err := openRegular(path)
+	f, info, err := openRegular(path, a.mayWrite)
 	if err != nil {
 		return failure("edit: %v", err)
 	}
@@ -232,7 +208,7 @@ func editFile(in editInput) wire.Result {
 		return failure("edit: old_string is %d times in %s; make it longer, or set replace_all", n, path)
 	}
 	text = strings.ReplaceAll(text, in.OldString, *in.NewString)
-	if err := replaceFile(path, strings.NewReader(text), 0, false); err != nil {
+	if err := replaceFile(path, strings.NewReader(text), 0, a.mayWrite); err != nil {
 		return failure("edit: %v", err)
 	}
 	return wire.Result{Text: fmt.Sprintf("replaced %d in %s", n, path)}

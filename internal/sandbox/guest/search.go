@@ -7,9 +7,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"sort"
@@ -17,72 +17,63 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/planaria/planaria/internal/sandbox/wire"
 )
 
 // Limits of searching (REF 11.4).
 const (
 	maxMatches  = 200
-	maxVisited  = 50_000
 	maxGrepFile = 8 << 20
 	maxLine     = 2000 // bytes of a line that grep shows
 )
 
-type globInput struct {
+type searchInput struct {
 	Pattern string `json:"pattern"`
 	Path    string `json:"path"`
 }
 
-type grepInput struct {
-	Pattern string `json:"pattern"`
-	Path    string `json:"path"`
-}
-
-// glob lists the files that match a pattern with **, newest first.
-func glob(in globInput) wire.Result {
-	switch {
-	case in.Pattern == "":
-		return failure("pattern is missing")
-	case strings.HasPrefix(in.Pattern, "/"):
-		return failure("glob: the pattern must be relative; give the folder as path")
+// glob lists the files that match a pattern, newest first.
+func (a *Agent) glob(in searchInput, c *call, w *watch) wire.Result {
+	p, err := parsePattern(in.Pattern)
+	if err != nil {
+		return failure("glob: %v", err)
 	}
-	parts := strings.Split(in.Pattern, "/")
-	for _, p := range parts {
-		if p == ".." {
-			return failure("glob: the pattern must not contain ..")
-		}
-		if _, err := path.Match(p, ""); err != nil {
-			return failure("glob: %v", err)
-		}
+	root := at(in.Path)
+	dir, real, err := openFolder(root)
+	if err != nil {
+		return failure("glob: %v", err)
+	}
+	defer dir.Close()
+	if err := a.mayRead(real); err != nil {
+		return failure("glob: %v", err)
 	}
 	type match struct {
 		name string
 		at   time.Time
 	}
 	var found []match
-	visited := 0
-	root := at(in.Path)
-	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
-		if err != nil {
-			if name == root {
-				return err
-			}
+	states := []state{p.start()} // of the folders on the way down
+	walk := walker{call: c, watch: w, visit: func(dir *os.Root, path string, e fs.DirEntry) error {
+		if _, ok, _ := p.next(states[len(states)-1], e.Name()); !ok {
 			return nil
 		}
-		if visited++; visited > maxVisited {
-			return errLong
-		}
-		rel, _ := filepath.Rel(root, name)
-		if e.IsDir() || !matchParts(parts, strings.Split(rel, "/")) {
-			return nil
-		}
-		if info, err := e.Info(); err == nil {
-			found = append(found, match{name, info.ModTime()})
+		if info, err := dir.Lstat(e.Name()); err == nil {
+			found = append(found, match{filepath.Join(root, path), info.ModTime()})
 		}
 		return nil
+	}}
+	err = walk.walk(dir, "", 0, func(_, name string) (func(), bool) {
+		n, _, below := p.next(states[len(states)-1], name)
+		if !below {
+			return nil, false
+		}
+		states = append(states, n)
+		return func() { states = states[:len(states)-1] }, true
 	})
-	if err != nil && !errors.Is(err, errLong) {
-		return failure("glob: %v", err)
+	if errors.Is(err, errCancelled) {
+		return cancelled()
 	}
 	sort.SliceStable(found, func(i, j int) bool { return found[i].at.After(found[j].at) })
 	var out strings.Builder
@@ -91,47 +82,35 @@ func glob(in globInput) wire.Result {
 			fmt.Fprintf(&out, "[the newest %d of %d]\n", maxMatches, len(found))
 			break
 		}
-		out.WriteString(m.name + "\n")
+		out.WriteString(clean([]byte(m.name)) + "\n")
 	}
-	if errors.Is(err, errLong) {
-		fmt.Fprintf(&out, "[stopped after %d entries: give a narrower path]\n", maxVisited)
-	}
-	if out.Len() == 0 {
-		return wire.Result{Text: "no matches"}
-	}
-	return wire.Result{Text: out.String()}
+	return searched(out.String(), err)
 }
 
-// matchParts matches a path against a pattern, part by part; ** stands for any
-// number of folders.
-func matchParts(pattern, name []string) bool {
-	for len(pattern) > 0 {
-		if pattern[0] == "**" {
-			for len(pattern) > 1 && pattern[1] == "**" {
-				pattern = pattern[1:]
-			}
-			for i := 0; i <= len(name); i++ {
-				if matchParts(pattern[1:], name[i:]) {
-					return true
-				}
-			}
-			return false
-		}
-		if len(name) == 0 {
-			return false
-		}
-		if ok, _ := path.Match(pattern[0], name[0]); !ok {
-			return false
-		}
-		pattern, name = pattern[1:], name[1:]
-	}
-	return len(name) == 0
+func cancelled() wire.Result {
+	return wire.Result{Text: "cancelled", IsError: true, Reason: "cancelled"}
 }
 
-var errFull = errors.New("enough")
+// searched ends the result of a search with why it ended early.
+func searched(text string, err error) wire.Result {
+	switch {
+	case errors.Is(err, errVisited):
+		text += fmt.Sprintf("[stopped after %d entries: give a narrower path]\n", maxVisited)
+	case errors.Is(err, errLate):
+		text += fmt.Sprintf("[stopped after %v: give a narrower path]\n", searchTime)
+	case errors.Is(err, errFull):
+		text += fmt.Sprintf("[stopped at %d KiB of matches: search for less]\n", maxOutput>>10)
+	case err != nil:
+		text += fmt.Sprintf("[stopped: %v]\n", err)
+	}
+	if text == "" {
+		text = "no matches"
+	}
+	return wire.Result{Text: text}
+}
 
 // grep lists the lines that match a regular expression, as path:line:text.
-func grep(in grepInput, cancel <-chan struct{}) wire.Result {
+func (a *Agent) grep(in searchInput, c *call, w *watch) wire.Result {
 	if in.Pattern == "" {
 		return failure("pattern is missing")
 	}
@@ -139,87 +118,113 @@ func grep(in grepInput, cancel <-chan struct{}) wire.Result {
 	if err != nil {
 		return failure("grep: %v", err)
 	}
-	var out bytes.Buffer
-	root := at(in.Path)
-	skipped, visited := 0, 0
-	err = filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
-		if err != nil {
-			if name == root {
-				return err
-			}
-			return nil
+	path := at(in.Path)
+	g := &grepper{re: re, walker: walker{call: c, watch: w}}
+	if info, serr := os.Stat(path); serr == nil && !info.IsDir() {
+		f, _, ferr := openRegular(path, a.mayRead)
+		if ferr != nil {
+			return failure("grep: %v", ferr)
 		}
-		select {
-		case <-cancel:
-			return errCancelled
-		default:
+		defer f.Close()
+		err = g.file(f, path)
+	} else {
+		dir, real, oerr := openFolder(path)
+		if oerr != nil {
+			return failure("grep: %v", oerr)
 		}
-		if visited++; visited > maxVisited {
-			return errLong
+		defer dir.Close()
+		if err := a.mayRead(real); err != nil {
+			return failure("grep: %v", err)
 		}
-		if e.IsDir() && name != root && e.Name() == ".git" {
-			return fs.SkipDir
+		if rg := findRipgrep(); rg != "" {
+			err = g.ripgrep(a.reap, rg, in.Pattern, dir, path)
+		} else {
+			err = g.folder(dir, path)
 		}
-		if !e.Type().IsRegular() && name != root {
-			return nil
-		}
-		info, err := os.Stat(name)
-		if err != nil || !info.Mode().IsRegular() {
-			return nil
-		}
-		if info.Size() > maxGrepFile {
-			skipped++
-			return nil
-		}
-		return grepFile(re, name, &out)
-	})
-	switch {
-	case errors.Is(err, errCancelled):
-		return wire.Result{Text: "cancelled", IsError: true, Reason: "cancelled"}
-	case errors.Is(err, errFull):
-		fmt.Fprintf(&out, "[stopped at %d KiB of matches: search for less]\n", maxOutput>>10)
-	case errors.Is(err, errLong):
-		fmt.Fprintf(&out, "[stopped after %d entries: give a narrower path]\n", maxVisited)
-	case err != nil:
-		return failure("grep: %v", err)
 	}
-	if skipped > 0 {
-		fmt.Fprintf(&out, "[%d files over %d MiB were not searched]\n", skipped, maxGrepFile>>20)
+	if errors.Is(err, errCancelled) {
+		return cancelled()
 	}
-	if out.Len() == 0 {
-		return wire.Result{Text: "no matches"}
+	if g.skipped > 0 {
+		fmt.Fprintf(&g.out, "[%d files over %d MiB were not searched]\n", g.skipped, maxGrepFile>>20)
 	}
-	return wire.Result{Text: out.String()}
+	return searched(g.out.String(), err)
 }
 
-var errCancelled = errors.New("cancelled")
+// grepper collects matches.
+type grepper struct {
+	walker
+	re      *regexp.Regexp
+	out     bytes.Buffer
+	chars   int
+	skipped int // files that are too large
+}
 
-// grepFile appends the matches of one file; what looks binary has none.
-func grepFile(re *regexp.Regexp, name string, out *bytes.Buffer) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil // unreadable files have no matches
+// folder searches what lies below an open folder.
+func (g *grepper) folder(dir *os.Root, root string) error {
+	g.visit = func(dir *os.Root, path string, e fs.DirEntry) error {
+		if !e.Type().IsRegular() {
+			return nil
+		}
+		// It may have become a pipe meanwhile, which must not hold us.
+		f, err := dir.OpenFile(e.Name(), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			return nil // unreadable files have no matches
+		}
+		defer f.Close()
+		return g.file(f, filepath.Join(root, path))
 	}
-	defer f.Close()
-	r := bufio.NewReaderSize(f, 64<<10)
+	return g.walk(dir, "", 0, func(_, name string) (func(), bool) { return func() {}, name != ".git" })
+}
+
+// file adds the matches of one file; what looks binary has none.
+func (g *grepper) file(f *os.File, name string) error {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	if info.Size() > maxGrepFile {
+		g.skipped++
+		return nil
+	}
+	r := bufio.NewReaderSize(io.LimitReader(f, maxGrepFile), 64<<10)
 	if head, _ := r.Peek(8 << 10); bytes.IndexByte(head, 0) >= 0 {
 		return nil
 	}
 	for n := 1; ; n++ {
 		line, err := readLine(r, true, maxGrepFile)
-		line = bytes.TrimRight(line, "\r\n")
-		if len(line) > 0 && re.Match(line) && utf8.Valid(line) {
-			if len(line) > maxLine {
-				line = append(line[:maxLine:maxLine], "…"...)
+		if err != nil && len(line) == 0 {
+			return nil
+		}
+		line = bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r"))
+		if utf8.Valid(line) && g.re.Match(line) {
+			if err := g.add(name, n, line); err != nil {
+				return err
 			}
-			fmt.Fprintf(out, "%s:%d:%s\n", name, n, clean(line))
-			if out.Len() > maxOutput {
-				out.Truncate(bytes.LastIndexByte(out.Bytes()[:maxOutput], '\n') + 1)
-				return errFull
+		}
+		if n%1000 == 0 || len(line) > 64<<10 {
+			if err := g.check(); err != nil {
+				return err
 			}
 		}
 		if err != nil {
 			return nil
 		}
 	}
+}
+
+// add adds one match; errFull when there is no room for it.
+func (g *grepper) add(name string, n int, line []byte) error {
+	if len(line) > maxLine {
+		line = line[:maxLine]
+		line = append(line[:len(line)-torn(line, false):maxLine], "…"...)
+	}
+	text := fmt.Sprintf("%s:%d:%s\n", clean([]byte(name)), n, clean(line))
+	chars := utf8.RuneCountInString(text)
+	if g.out.Len()+len(text) > maxOutput || g.chars+chars > maxChars-noteChars {
+		return errFull
+	}
+	g.out.WriteString(text)
+	g.chars += chars
+	return nil
 }

@@ -165,7 +165,13 @@ func (a *Agent) environment() []string {
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"PAGER=cat", "GIT_PAGER=cat", "MANPAGER=cat", "GIT_TERMINAL_PROMPT=0", "DEBIAN_FRONTEND=noninteractive", "PS1=",
 	}
-	return append(env, a.env...)
+	for _, v := range a.env {
+		// The model's own keys are of no use inside and would only leak (REF 11.4).
+		if !strings.HasPrefix(v, "ANTHROPIC_") {
+			env = append(env, v)
+		}
+	}
+	return env
 }
 
 func readCodes(r *os.File, codes chan<- int) {
@@ -276,7 +282,7 @@ func (s *shell) run(c *call, command string, late func() bool, timeout time.Dura
 			if interrupted > 0 {
 				why, reason = "cancelled", "cancelled"
 			}
-			return wire.Result{Text: join(c.out.text(), why+"; the shell was restarted"), IsError: true, ExitCode: -1, Reason: reason}
+			return wire.Result{Text: c.out.text(why + "; the shell was restarted"), IsError: true, ExitCode: -1, Reason: reason}
 		}
 	}
 }
@@ -303,17 +309,17 @@ func (s *shell) gone(c *call, ws syscall.WaitStatus) wire.Result {
 		code, how = 128+int(ws.Signal()), "was killed by "+ws.Signal().String()
 	}
 	return wire.Result{
-		Text:    join(c.out.text(), fmt.Sprintf("the shell %s; the next command gets a new one\nexit code %d", how, code)),
+		Text:    c.out.text(fmt.Sprintf("the shell %s; the next command gets a new one\nexit code %d", how, code)),
 		IsError: code != 0, ExitCode: code, Reason: "shell_exited",
 	}
 }
 
 func finished(c *call, code int) wire.Result {
-	text := c.out.text()
+	note := ""
 	if code != 0 {
-		text = join(text, fmt.Sprintf("exit code %d", code))
+		note = fmt.Sprintf("exit code %d", code)
 	}
-	r := wire.Result{Text: text, IsError: code != 0, ExitCode: code}
+	r := wire.Result{Text: c.out.text(note), IsError: code != 0, ExitCode: code}
 	if c.wasStopped() {
 		r.IsError, r.Reason = true, "cancelled"
 	}
@@ -324,13 +330,6 @@ func (c *call) wasStopped() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.stopped
-}
-
-func join(text, note string) string {
-	if text == "" {
-		return note
-	}
-	return strings.TrimRight(text, "\n") + "\n" + note
 }
 
 // interrupt asks the command in the foreground to end.

@@ -129,7 +129,7 @@ type Image struct {
 type Result struct {
 	Text    string  `json:"text"`
 	Images  []Image `json:"images,omitzero"` // at most MaxImages bytes
-	IsError bool   `json:"is_error,omitzero"`
+	IsError bool    `json:"is_error,omitzero"`
 	// ExitCode of a shell command; -1 when it was killed.
 	ExitCode int `json:"exit_code,omitzero"`
 	// Reason of an error that is not the command's own: "timeout",
