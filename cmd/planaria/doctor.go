@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/planaria/planaria/internal/llm"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/store"
 	"github.com/planaria/planaria/internal/vault"
 )
@@ -42,10 +43,10 @@ func (a *app) doctorCommand() *cobra.Command {
 	var f dataFlags
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check data folder, store, keys, clock, disk and models of this machine",
+		Short: "Check data folder, store, keys, clock, disk, models and sandboxes of this machine",
 		Long: `Check what a server on this machine depends on, and say what to do where
-something is wrong. Nothing is changed. The exit code is 1 if any check fails;
-warnings do not count.`,
+something is wrong. Nothing is changed; one sandbox is started for a moment, in a
+temporary folder. The exit code is 1 if any check fails; warnings do not count.`,
 		Example: "  planaria doctor --data ./planaria-data\n  planaria doctor --config planaria.yaml --json",
 		Args:    argsExactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -110,12 +111,16 @@ func (d *doctor) fail(check string, err error) {
 
 func (d *doctor) run(ctx context.Context) {
 	d.folder(ctx)
-	d.disk()
+	d.disk("disk", d.cfg.Data)
+	if dir := d.cfg.Sandboxes.Dir; dir != "" && d.cfg.Sandboxes.Enabled != sandboxesOff {
+		d.disk("sandbox disk", dir)
+	}
 	d.clock()
 	if !d.cfg.sqlite() {
 		d.postgres(ctx)
 	}
 	d.models()
+	d.sandboxes(ctx)
 }
 
 // folder checks the data folder, the master key and the store's format.
@@ -181,9 +186,9 @@ func (d *doctor) permissions() {
 	}
 }
 
-// disk checks the free space where the data folder is or will be.
-func (d *doctor) disk() {
-	dir := filepath.Clean(d.cfg.Data)
+// disk checks the free space where a folder is or will be.
+func (d *doctor) disk(check, dir string) {
+	dir = filepath.Clean(dir)
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
 			break
@@ -193,11 +198,11 @@ func (d *doctor) disk() {
 	free, err := freeBytes(dir)
 	switch {
 	case err != nil:
-		d.add("disk", stateWarn, "", "free space of %s: %v", dir, err)
+		d.add(check, stateWarn, "", "free space of %s: %v", dir, err)
 	case free < lowDisk:
-		d.add("disk", stateWarn, "make room: a full disk stops every session until there is space again", "%d MiB free", free>>20)
+		d.add(check, stateWarn, "make room: a full disk stops every session until there is space again", "%d MiB free", free>>20)
 	default:
-		d.add("disk", stateOK, "", "%d GiB free", free>>30)
+		d.add(check, stateOK, "", "%d GiB free", free>>30)
 	}
 }
 
@@ -288,5 +293,33 @@ func (d *doctor) models() {
 			key = "without a key"
 		}
 		d.add("models", stateOK, "", "%s -> %s at %s, %s", r.Pattern, r.Provider, withoutPassword(r.Config.BaseURL), key)
+	}
+}
+
+// sandboxes checks what the agents' machines need, and starts one for a moment
+// in a temporary folder. What is missing fails only where the settings say that
+// sandboxes must run.
+func (d *doctor) sandboxes(ctx context.Context) {
+	if !d.cfg.has(roleWorker) {
+		return
+	}
+	if d.cfg.Sandboxes.Enabled == sandboxesOff {
+		d.add("sandboxes", stateOK, "", "switched off by sandboxes.enabled")
+		return
+	}
+	for _, f := range sandbox.Probe(ctx, "") {
+		state := stateOK
+		switch {
+		case f.OK:
+		case f.Fatal && d.cfg.Sandboxes.Enabled == sandboxesOn:
+			state = stateFail
+		default:
+			state = stateWarn
+		}
+		says := f.What + ": " + f.Says
+		if !f.OK && f.Fatal {
+			says += "; agents get no machines here"
+		}
+		d.add("sandboxes", state, f.Mend, "%s", says)
 	}
 }

@@ -32,7 +32,10 @@ func buildAndRun(m *testing.M) (int, error) {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "planaria")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
+	// Static, as make build makes it: else it runs no sandboxes.
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return 1, fmt.Errorf("build the binary: %w\n%s", err, out)
 	}
