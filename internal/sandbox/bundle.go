@@ -114,10 +114,10 @@ func writeBundle(dir string, st *state, binaryDir, ctlDir string) error {
 // templateKey names what a pooled sandbox cannot change any more.
 func templateKey(spec Spec, binary string) string {
 	b, _ := json.Marshal(struct {
-		Root   Root
-		Limits Limits
-		Binary string
-	}{spec.Root, spec.Limits.filled(), binary})
+		Dir, Digest string
+		Limits      Limits
+		Binary      string
+	}{spec.Root.Dir, spec.Root.Digest, spec.Limits.filled(), binary})
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }

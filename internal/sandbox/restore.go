@@ -63,12 +63,12 @@ func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 			return nil, nil, ErrRoot
 		}
 		if spec.Root.Dir == "" {
-			spec.Root = Root{Dir: m.Root.Dir, Digest: m.Root.Digest}
+			spec.Root = Root{Dir: m.Root.Dir, Digest: m.Root.Digest, Image: m.Root.Image}
 		}
 	} else {
 		spec.Root = Root{}
 	}
-	root, err := r.root(ctx, spec.Root)
+	root, err := r.exactRoot(ctx, spec.Root)
 	if err != nil {
 		return nil, nil, err
 	}

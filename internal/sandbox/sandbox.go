@@ -35,11 +35,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
 
 	"github.com/planaria/planaria/internal/sandbox/guest"
 )
@@ -87,6 +90,19 @@ type Config struct {
 	// Egress serves one connection from inside to the way out, until it
 	// returns. Nil: there is none.
 	Egress func(ctx context.Context, s *Sandbox, conn io.ReadWriteCloser)
+	// Transport reaches the registries of images. A tenant names the image, so it
+	// must refuse addresses that a tenant may not reach. Nil: images come from
+	// Layouts alone.
+	Transport http.RoundTripper
+	// Keychain has the operator's credentials of registries, for the images of
+	// all tenants. Nil: none.
+	Keychain authn.Keychain
+	// Layouts is a folder below which OCI layouts lie that environments may
+	// name. Empty: they may name none.
+	Layouts string
+	// RootBytes is what unpacked images may take before those that nobody uses
+	// are removed. Default 64 GiB.
+	RootBytes int64
 	// StartTimeout bounds a start or restore. Default 30 s.
 	StartTimeout time.Duration
 	// Log. Default: none.
@@ -143,6 +159,8 @@ type Runtime struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
 	roots  sync.Mutex // one maker of root folders
+	images images
+	host   hostRoot
 
 	mu        sync.Mutex
 	sandboxes map[string]*Sandbox // by folder name
@@ -180,6 +198,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		_ = r.Close()
 		return nil, fmt.Errorf("open sandboxes: %w", err)
 	}
+	r.listHost()
 	return r, nil
 }
 
