@@ -310,6 +310,26 @@ func (r *Runtime) getSealed(ctx context.Context, workspace, name, kind string, k
 	return plain, nil
 }
 
+// RemoveBlobs removes blobs of packs that no snapshot needs any more; the caller
+// knows that. Those that are gone are no error.
+func (r *Runtime) RemoveBlobs(ctx context.Context, workspace string, names []string) error {
+	d, ok := r.cfg.Blobs.(interface {
+		Delete(ctx context.Context, workspace, name string) error
+	})
+	if !ok {
+		return nil // this blob store keeps everything
+	}
+	for _, n := range names {
+		if err := d.Delete(ctx, workspace, n); err != nil {
+			return fmt.Errorf("remove blob of a pack: %w", err)
+		}
+	}
+	return nil
+}
+
+// Stores reports whether snapshots can be packed here.
+func (r *Runtime) Stores() bool { return r.cfg.Blobs != nil }
+
 // maxRecipe bounds an unpacked recipe; one of a 16 GiB image has some 20 MiB.
 const maxRecipe = 256 << 20
 

@@ -259,20 +259,39 @@ func (r *Runtime) Snapshots() ([]string, error) {
 // fenced entry of the log says that it is deleted. One that is not there is no
 // error.
 func (r *Runtime) DropImage(id string) error {
-	if !snapshotName.MatchString(id) {
-		return fmt.Errorf("drop image %.80q: %w", id, ErrNotFound)
+	remove, err := r.HideImage(id)
+	if err == nil {
+		err = remove()
 	}
-	dir := r.snapshotDir(id)
-	// The manifest goes first: what a crash leaves is no snapshot any more.
-	err := os.Remove(filepath.Join(dir, manifestFile))
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = os.RemoveAll(dir)
+	return err
+}
+
+// HideImage does the first, quick half of DropImage: the image is not found any
+// more. remove does the other half. What a crash in between leaves is removed by
+// the next Open.
+func (r *Runtime) HideImage(id string) (remove func() error, err error) {
+	if !snapshotName.MatchString(id) {
+		return nil, fmt.Errorf("drop image %.80q: %w", id, ErrNotFound)
+	}
+	dir := r.snapshotDir(randomID("drop-"))
+	err = os.Rename(r.snapshotDir(id), dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() error { return nil }, nil
 	}
 	if err != nil {
-		return fmt.Errorf("drop image %s: %w", id, err)
+		return nil, fmt.Errorf("drop image %s: %w", id, err)
 	}
-	return nil
+	return func() error {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("drop image %s: %w", id, err)
+		}
+		return nil
+	}, nil
 }
+
+// NewestSnapshot is the snapshot that was taken of the sandbox last, or that it
+// was restored from; empty when there is none.
+func (s *Sandbox) NewestSnapshot() string { return s.snapshotState().Parent }
 
 // VerifyImage reads an image and compares it with its manifest. ErrDamaged.
 func (r *Runtime) VerifyImage(m *Manifest) error {

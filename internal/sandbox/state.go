@@ -142,8 +142,8 @@ func (r *Runtime) sweepTemporary() error {
 	return nil
 }
 
-// sweepSnapshots removes images without manifest: their maker died before they
-// were proved.
+// sweepSnapshots removes images without manifest, whose maker died before they
+// were proved, and those whose removal was cut short.
 func (r *Runtime) sweepSnapshots() error {
 	dir := filepath.Join(r.cfg.Dir, "snapshots")
 	entries, err := os.ReadDir(dir)
@@ -151,7 +151,8 @@ func (r *Runtime) sweepSnapshots() error {
 		return err
 	}
 	for _, e := range entries {
-		if _, err := os.Stat(filepath.Join(dir, e.Name(), manifestFile)); errors.Is(err, fs.ErrNotExist) {
+		_, err := os.Stat(filepath.Join(dir, e.Name(), manifestFile))
+		if errors.Is(err, fs.ErrNotExist) || !snapshotName.MatchString(e.Name()) {
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
