@@ -21,6 +21,8 @@ type ociSpec struct {
 	Hostname string     `json:"hostname"`
 	Mounts   []ociMount `json:"mounts"`
 	Linux    ociLinux   `json:"linux"`
+	// Annotations are gVisor's own settings.
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 type ociProcess struct {
@@ -96,6 +98,9 @@ func writeBundle(dir string, st *state, binaryDir, ctlDir string) error {
 			{guest.ControlDir, "bind", ctlDir, []string{"bind", "ro", "nosuid", "nodev", "noexec"}},
 		},
 		Linux: ociLinux{Namespaces: []ociNamespace{{"pid"}, {"network"}, {"ipc"}, {"uts"}, {"mount"}}},
+	}
+	if st.CPUMask != nil {
+		spec.Annotations = map[string]string{"dev.gvisor.internal.cpufeatures": featuresAnnotation(st.CPUMask)}
 	}
 	if st.Root.Kind == "host" {
 		// Writable inside, into the overlay; the machine's own stays as it is.

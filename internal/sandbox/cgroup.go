@@ -55,6 +55,9 @@ func (s *Sandbox) joinCgroups(l Limits) []string {
 	if exists("/sys/fs/cgroup/memory") {
 		make1("/sys/fs/cgroup/memory", map[string]string{"memory.limit_in_bytes": memory})
 	}
+	if exists("/sys/fs/cgroup/cpuacct") {
+		make1("/sys/fs/cgroup/cpuacct", nil) // counts, see Stats
+	}
 	if l.CPUs > 0 && exists("/sys/fs/cgroup/cpu") {
 		make1("/sys/fs/cgroup/cpu", map[string]string{"cpu.cfs_quota_us": strconv.FormatInt(int64(l.CPUs*100_000), 10)})
 	}
@@ -73,7 +76,7 @@ func removeCgroups(name string) {
 	if name == "" || strings.Contains(name, "/") {
 		return
 	}
-	for _, base := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu"} {
+	for _, base := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/cpu"} {
 		_ = os.Remove(filepath.Join(base, cgroupRoot, name))
 		_ = os.Remove(filepath.Join(base, cgroupRoot)) // when it was the last
 	}

@@ -1,5 +1,7 @@
 package sandbox
 
+import "context"
+
 // SetFault makes a named step between two durable ones fail.
 func (r *Runtime) SetFault(f func(at string) error) { r.cfg.fault = f }
 
@@ -11,3 +13,11 @@ func (s *Sandbox) PID() int { return s.snapshotState().PID }
 
 // SnapshotDir is where an image lies.
 func (r *Runtime) SnapshotDir(id string) string { return r.snapshotDir(id) }
+
+// Admit asks for room as a start does.
+func (r *Runtime) Admit(ctx context.Context, need int64, limits Limits, wait bool) (func(), error) {
+	return r.admit(ctx, need, limits, wait)
+}
+
+// StartMemory is what a start asks for.
+const StartMemory = startMemory

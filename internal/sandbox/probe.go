@@ -40,7 +40,7 @@ func Check(binary string) []Finding {
 	if binary == "" {
 		binary, _ = os.Executable()
 	}
-	return []Finding{probeStatic(binary), probeUser(), probeShell(), probeCgroups()}
+	return []Finding{probeStatic(binary), probeUser(), probeShell(), probeCgroups(), probeFeatures()}
 }
 
 func probeStatic(binary string) Finding {

@@ -2,12 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/planaria/planaria/internal/sandbox/wire"
@@ -30,8 +25,14 @@ type Restored struct {
 // that mounts must stay as they are.
 //
 // ErrDamaged when the image does not match or the agent does not prove itself:
-// the caller tries the next older one. ErrRoot, ErrRuntime, ErrNotFound.
+// the caller tries the next older one. ErrRoot, ErrRuntime, ErrNotFound, ErrFull,
+// ErrUnsupported when the processor lacks what the snapshot's had.
 func (r *Runtime) Restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox, *Restored, error) {
+	admitted, err := r.admit(ctx, startMemory+m.Size(), m.Limits, spec.Wait)
+	if err != nil {
+		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)
+	}
+	defer admitted()
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StartTimeout)
 	defer cancel()
 	s, back, err := r.restore(ctx, m, spec)
@@ -54,8 +55,8 @@ func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 	if err := r.needBinary(ctx, m.Runtime); err != nil {
 		return nil, nil, err
 	}
-	if m.CPU != cpuDigest() {
-		return nil, nil, fmt.Errorf("the processor has other features than the one of the snapshot: %w", ErrUnsupported)
+	if err := checkFeatures(m); err != nil {
+		return nil, nil, err
 	}
 	spec.Limits = m.Limits
 	if m.Root.Kind == "dir" {
@@ -95,6 +96,7 @@ func (s *Sandbox) revive(ctx context.Context, m *Manifest, verified <-chan error
 	s.mu.Lock()
 	s.state.Generation = m.Generation + 1
 	s.state.Parent = m.ID
+	s.state.CPUFeatures = m.CPUFeatures // of the image, whatever is shown to new ones
 	st := s.state
 	s.mu.Unlock()
 	// The agent of the image reads nothing from its standard input.
@@ -152,23 +154,4 @@ func (r *Runtime) Test(ctx context.Context, m *Manifest) error {
 		return fmt.Errorf("test snapshot %s: %w: %w", m.ID, ErrDamaged, err)
 	}
 	return s.Kill(context.WithoutCancel(ctx))
-}
-
-// cpuDigest names the features of this machine's processors: an image is
-// restored where they are the same.
-func cpuDigest() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return ""
-	}
-	for _, line := range strings.Split(string(b), "\n") {
-		name, value, ok := strings.Cut(line, ":")
-		if n := strings.TrimSpace(name); ok && (n == "flags" || n == "Features") {
-			flags := strings.Fields(value)
-			slices.Sort(flags)
-			sum := sha256.Sum256([]byte(strings.Join(flags, " ")))
-			return hex.EncodeToString(sum[:])
-		}
-	}
-	return ""
 }

@@ -95,7 +95,7 @@ func (r *Runtime) create(ctx context.Context, spec Spec, binary string) (*Sandbo
 	s.state = state{
 		Version: 1, Phase: phaseCreated, Container: name, Binary: binary, Generation: 1, Key: key,
 		Hostname: "planaria-" + hex.EncodeToString(id[:4]), MachineID: hex.EncodeToString(id),
-		Root: root, Limits: spec.Limits.filled(),
+		Root: root, Limits: spec.Limits.filled(), CPUFeatures: r.relied(), CPUMask: r.mask,
 	}
 	s.link = newHostLink(s)
 	// 1. The folder with its state. A crash from here until the sandbox is in
@@ -297,6 +297,7 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 	s.r.mu.Lock()
 	delete(s.r.sandboxes, filepath.Base(s.dir))
 	s.r.mu.Unlock()
+	s.r.freed()
 	return nil
 }
 

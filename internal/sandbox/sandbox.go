@@ -103,6 +103,16 @@ type Config struct {
 	// RootBytes is what unpacked images may take before those that nobody uses
 	// are removed. Default 64 GiB.
 	RootBytes int64
+	// MemoryBytes bounds what all sandboxes of the folder use together when
+	// another one is admitted (see room). Default: 4/5 of what the machine has
+	// left at Open, or of what a control group of this process allows.
+	MemoryBytes int64
+	// CPUFeatures are the only features of the processor that programs inside
+	// see, as /proc/cpuinfo names them or as levels ("x86-64-v2", "x86-64-v3"):
+	// an image can be restored on every machine that has these. Default: all of
+	// this machine, and an image moves to machines that have at least as many.
+	// amd64 only, and only where the processor can hide them (features.go).
+	CPUFeatures []string
 	// StartTimeout bounds a start or restore. Default 30 s.
 	StartTimeout time.Duration
 	// Log. Default: none.
@@ -146,6 +156,9 @@ type Spec struct {
 	Env       []string // of its shells; no secrets
 	// NoEgress: a restored copy that is only tested gets no way out.
 	NoEgress bool
+	// Wait for room until the context ends, in the order of asking. Otherwise
+	// ErrFull comes at once.
+	Wait bool
 }
 
 // Runtime runs the sandboxes of one folder. Its methods may run concurrently.
@@ -153,7 +166,9 @@ type Runtime struct {
 	cfg    Config
 	log    *slog.Logger
 	bin    binaries
-	owner  string // of this open Runtime
+	room   room
+	mask   []string // what new sandboxes show of the processor; nil: all
+	owner  string   // of this open Runtime
 	lock   *os.File
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -189,7 +204,11 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 			return nil, fmt.Errorf("open sandboxes: %w", err)
 		}
 	}
-	r := &Runtime{cfg: cfg, log: cfg.Log, owner: randomID("own_"), sandboxes: map[string]*Sandbox{}, pool: map[string][]*Sandbox{}}
+	shown, err := mask(cfg.CPUFeatures)
+	if err != nil {
+		return nil, fmt.Errorf("open sandboxes: %w", err)
+	}
+	r := &Runtime{cfg: cfg, mask: shown, log: cfg.Log, owner: randomID("own_"), sandboxes: map[string]*Sandbox{}, pool: map[string][]*Sandbox{}}
 	if r.lock, err = lockFolder(dir); err != nil {
 		return nil, fmt.Errorf("open sandboxes: %w", err)
 	}
@@ -199,6 +218,9 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("open sandboxes: %w", err)
 	}
 	r.listHost()
+	if r.room.limit = cfg.MemoryBytes; r.room.limit == 0 {
+		r.room.limit = memoryLimit() + r.used() // which is gone from what the machine has left
+	}
 	return r, nil
 }
 
@@ -240,6 +262,12 @@ type Sandbox struct {
 
 	snapshotting sync.Mutex // one snapshot at a time
 
+	use struct { // memory, for admission
+		mu    sync.Mutex
+		at    time.Time
+		bytes int64
+	}
+
 	mu    sync.Mutex
 	state state
 	dead  chan struct{} // closed when the sandbox's process is gone
@@ -268,8 +296,13 @@ func (s *Sandbox) snapshotState() state {
 }
 
 // Start starts a fresh sandbox and waits until its agent answers. One with the
-// same workspace and id must not live: Find or Kill comes first.
+// same workspace and id must not live: Find or Kill comes first. ErrFull.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
+	admitted, err := r.admit(ctx, startMemory, spec.Limits, spec.Wait)
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+	}
+	defer admitted()
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StartTimeout)
 	defer cancel()
 	binary, err := r.Binary(ctx)
@@ -331,6 +364,7 @@ func (r *Runtime) Live() [][2]string {
 
 // Warm fills the pool for a template up to size: created, not yet started
 // sandboxes that Start and Restore take. The spec's name and fence are ignored.
+// ErrFull.
 func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
 	binary, err := r.Binary(ctx)
 	if err != nil {
@@ -344,7 +378,12 @@ func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
 		if n >= size {
 			return nil
 		}
+		admitted, err := r.admit(ctx, startMemory, spec.Limits, false)
+		if err != nil {
+			return fmt.Errorf("warm the pool: %w", err)
+		}
 		s, err := r.create(ctx, spec, binary)
+		admitted()
 		if err != nil {
 			return fmt.Errorf("warm the pool: %w", err)
 		}

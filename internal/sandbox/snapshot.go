@@ -25,24 +25,27 @@ const manifestFile = "manifest.json"
 // agent has to know; it is a secret of the sandbox, so a manifest is stored as
 // carefully as the image.
 type Manifest struct {
-	Version    int             `json:"version"`
-	ID         string          `json:"id"`
-	Workspace  string          `json:"workspace"`
-	Sandbox    string          `json:"sandbox"`    // id of the one it was taken of
-	Generation uint64          `json:"generation"` // of the same
-	Fence      uint64          `json:"fence"`
-	At         time.Time       `json:"at"`
-	Parent     string          `json:"parent,omitzero"`
-	Runtime    string          `json:"runtime"` // digest of the binary
-	Platform   string          `json:"platform"`
-	Root       rootRef         `json:"root"`
-	Limits     Limits          `json:"limits"`
-	CPU        string          `json:"cpu"` // digest of the processor's features
-	Files      []ImageFile     `json:"files"`
-	Running    []string        `json:"running,omitempty"` // calls without result at that moment
-	Kept       []string        `json:"kept,omitempty"`    // with a result that was not acknowledged
-	ProofKey   []byte          `json:"proof_key"`
-	Took       SnapshotTimings `json:"took"`
+	Version    int       `json:"version"`
+	ID         string    `json:"id"`
+	Workspace  string    `json:"workspace"`
+	Sandbox    string    `json:"sandbox"`    // id of the one it was taken of
+	Generation uint64    `json:"generation"` // of the same
+	Fence      uint64    `json:"fence"`
+	At         time.Time `json:"at"`
+	Parent     string    `json:"parent,omitzero"`
+	Runtime    string    `json:"runtime"` // digest of the binary
+	Platform   string    `json:"platform"`
+	Root       rootRef   `json:"root"`
+	Limits     Limits    `json:"limits"`
+	CPU        string    `json:"cpu"` // digest of the processor's features
+	// CPUFeatures that programs inside may rely on: where it is restored they
+	// must all be there.
+	CPUFeatures []string        `json:"cpu_features,omitempty"`
+	Files       []ImageFile     `json:"files"`
+	Running     []string        `json:"running,omitempty"` // calls without result at that moment
+	Kept        []string        `json:"kept,omitempty"`    // with a result that was not acknowledged
+	ProofKey    []byte          `json:"proof_key"`
+	Took        SnapshotTimings `json:"took"`
 }
 
 // ImageFile is one file of an image.
@@ -91,7 +94,7 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 	m = &Manifest{
 		Version: 1, ID: randomID("snap-"), Workspace: st.Workspace, Sandbox: st.ID, Generation: st.Generation, Fence: st.Fence,
 		At: time.Now().UTC().Truncate(time.Microsecond), Parent: st.Parent, Runtime: st.Binary, Platform: "systrap",
-		Root: st.Root, Limits: st.Limits, CPU: cpuDigest(), ProofKey: make([]byte, 32),
+		Root: st.Root, Limits: st.Limits, CPU: cpuDigest(), CPUFeatures: st.CPUFeatures, ProofKey: make([]byte, 32),
 	}
 	_, _ = rand.Read(m.ProofKey)
 	id := m.ID

@@ -40,7 +40,11 @@ type state struct {
 	Limits     Limits   `json:"limits"`
 	Env        []string `json:"env,omitempty"`
 	Egress     bool     `json:"egress"`
-	Parent     string   `json:"parent,omitempty"` // snapshot it was restored from, or that was taken last
+	// CPUFeatures that programs inside may have seen; CPUMask are those that
+	// gVisor shows, nil for all.
+	CPUFeatures []string `json:"cpu_features,omitempty"`
+	CPUMask     []string `json:"cpu_mask,omitempty"`
+	Parent      string   `json:"parent,omitempty"` // snapshot it was restored from, or that was taken last
 }
 
 const stateFile = "state.json"
