@@ -99,6 +99,8 @@ type offer struct {
 	model  gateway.ModelTool
 	tool   gateway.Tool
 	custom bool
+	// builtin tools are run in the session's sandbox.
+	builtin *builtinTool
 }
 
 // maxToolName is the longest tool name that model APIs take.
@@ -150,6 +152,10 @@ func (a agent) offers(listed map[string]store.Tools) []offer {
 			add(offer{custom: true,
 				model: gateway.ModelTool{Name: t.Name, Description: t.Description, InputSchema: t.InputSchema},
 				tool:  gateway.Tool{Name: t.Name, InputSchema: t.InputSchema}})
+		case builtinType:
+			for _, o := range a.builtinOffers(listed[builtinServer]) {
+				add(o)
+			}
 		case "mcp_toolset":
 			var tools []gateway.Tool
 			if err := json.Unmarshal(listed[t.MCPServerName].Tools, &tools); err != nil {

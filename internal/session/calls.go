@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,11 +82,19 @@ func (d *driver) calls(ctx context.Context) error {
 	}
 
 	var s standing
-	var run []*call
+	var run, inside []*call
 	approvals := 0
 	for _, c := range open {
 		e, live := byID[c.effect]
 		switch {
+		case c.waitsForPerson():
+			s.blocked = append(s.blocked, c.event)
+			approvals++
+		case c.tool != "":
+			// An act inside never overtakes one that waits for a person.
+			if approvals == 0 {
+				run, inside = append(run, c), append(inside, c)
+			}
 		case c.effect == "" || !live:
 			run = append(run, c)
 		case e.State == store.StateAwaitingApproval, e.Client && e.State == store.StateIntended:
@@ -100,13 +109,20 @@ func (d *driver) calls(ctx context.Context) error {
 		// on waiting and says for which (reference section 9.7). Only effects in
 		// doubt are looked at.
 		run = only(run, func(c *call) bool { return byID[c.effect].State == store.StateInDoubt })
-	} else if len(run) > 0 && status == store.StatusIdle && anyUnsent(run, byID) {
+		inside = nil
+	} else if len(run) > 0 && status == store.StatusIdle && (len(inside) > 0 || anyUnsent(run, byID)) {
 		if err := d.ensureRunning(ctx); err != nil {
 			return err
 		}
 	}
 	if err := d.m.fault("before_calls"); err != nil {
 		return err
+	}
+	if len(inside) > 0 {
+		if ok, err := d.ready(ctx, inside); err != nil || !ok {
+			return err
+		}
+		run = d.stillWanted(run)
 	}
 	if err := d.runCalls(ctx, run, byID, &s); err != nil {
 		return err
@@ -130,6 +146,19 @@ func (d *driver) calls(ctx context.Context) error {
 		return d.reschedule(ctx, d.doubtError(s), store.Wait{Until: s.retryAt, Reason: "reconcile"})
 	}
 	return nil
+}
+
+// stillWanted drops the calls that were closed while the machine was made.
+func (d *driver) stillWanted(run []*call) []*call {
+	return only(run, func(c *call) (open bool) {
+		d.read(func(st *state) {
+			now := st.call(c.event)
+			if open = now != nil && !now.closed; open {
+				*c = *now
+			}
+		})
+		return open
+	})
 }
 
 func (d *driver) doubtError(s standing) sessionError {
@@ -160,24 +189,14 @@ func anyUnsent(cs []*call, byID map[store.EffectID]store.Effect) bool {
 // await rests with requires_action. A session that already says so, about the
 // same calls, is left without a new event.
 func (d *driver) await(ctx context.Context, s standing, last stopReason) error {
-	var wait []store.Draft
-	if !s.retryAt.IsZero() {
-		wait = append(wait, record(store.KindWait, d.newID("rec_"), "", store.Wait{
-			V: store.BodyVersion, Until: s.retryAt, Reason: "reconcile"}))
-	}
 	var status store.Status
 	d.read(func(st *state) { status = st.status })
 	if status == store.StatusIdle && last.Type == stopAction && equal(last.EventIDs, s.blocked) && !d.consumed {
-		if len(wait) == 0 {
-			wait = d.unwait()
-		}
-		_, err := d.append(ctx, store.Append{Entries: wait, Rest: true, Seen: d.seen})
-		if err == nil {
-			d.released = true
-		}
-		return err
+		return d.settleDown(ctx, s.retryAt)
 	}
-	return d.restConsuming(ctx, nil, stopReason{Type: stopAction, EventIDs: s.blocked}, nil, nil, wait)
+	// What was answered so far is in the rest that follows.
+	d.consumed = false
+	return d.restConsuming(ctx, nil, stopReason{Type: stopAction, EventIDs: s.blocked}, nil, nil, s.retryAt)
 }
 
 func equal(a, b []store.EventID) bool {
@@ -199,12 +218,13 @@ func (d *driver) runCalls(ctx context.Context, run []*call, byID map[store.Effec
 	if len(run) == 0 {
 		return nil
 	}
+	contained := slices.ContainsFunc(run, func(c *call) bool { return c.tool != "" })
 	var mu sync.Mutex
 	var errs []error
 	one := func(ctx context.Context, c *call) bool {
 		var p gateway.Progress
 		err := d.unpanicked(func() (err error) {
-			p, err = d.advance(ctx, c)
+			p, err = d.advance(ctx, c, byID[c.effect])
 			return err
 		})
 		mu.Lock()
@@ -229,8 +249,8 @@ func (d *driver) runCalls(ctx context.Context, run []*call, byID map[store.Effec
 		sem := make(chan struct{}, maxParallel)
 		var chain []*call
 		for _, c := range run {
-			switch byID[c.effect].Class {
-			case store.ClassRead, store.ClassIdempotent:
+			switch class := byID[c.effect].Class; {
+			case class == store.ClassRead, class == store.ClassIdempotent && !contained:
 				sem <- struct{}{}
 				wg.Go(func() {
 					defer func() { <-sem }()
@@ -240,16 +260,42 @@ func (d *driver) runCalls(ctx context.Context, run []*call, byID map[store.Effec
 				chain = append(chain, c)
 			}
 		}
-		for _, c := range chain {
-			if !one(soft, c) {
+		for len(chain) > 0 {
+			n := readers(chain)
+			if !together(chain[:n], func(c *call) bool { return one(soft, c) }) {
 				break
 			}
+			chain = chain[n:]
 		}
 		wg.Wait()
 	})
 	err := d.worst(errs)
 	s.cut = err == nil && len(errs) > 0
 	return err
+}
+
+// readers counts the calls at the head of a chain that may run beside each
+// other: reading tools inside the machine, else one call.
+func readers(chain []*call) int {
+	n := 0
+	for n < len(chain) && n < maxParallel && reads(chain[n].tool) {
+		n++
+	}
+	return max(n, 1)
+}
+
+// together runs calls beside each other and reports whether all went well.
+func together(cs []*call, one func(*call) bool) bool {
+	if len(cs) == 1 {
+		return one(cs[0])
+	}
+	well := make([]bool, len(cs))
+	var wg sync.WaitGroup
+	for i, c := range cs {
+		wg.Go(func() { well[i] = one(c) })
+	}
+	wg.Wait()
+	return !slices.Contains(well, false)
 }
 
 // worst picks the error that decides: what ended the lease or the process
@@ -261,7 +307,7 @@ func (d *driver) worst(errs []error) error {
 		if errors.As(err, &dead) || errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrDamaged) {
 			return err
 		}
-		if errors.Is(err, context.Canceled) || errors.Is(err, errInterrupted) || errors.Is(err, errPausing) || errors.Is(err, errDraining) {
+		if errors.Is(err, context.Canceled) || errors.Is(err, errInterrupted) || errors.Is(err, errPausing) || errors.Is(err, errDraining) || errors.Is(err, errMachineGone) {
 			continue
 		}
 		if rest == nil || errors.Is(rest, store.ErrConflict) {
@@ -272,11 +318,35 @@ func (d *driver) worst(errs []error) error {
 }
 
 // advance brings one call forward.
-func (d *driver) advance(ctx context.Context, c *call) (gateway.Progress, error) {
+func (d *driver) advance(ctx context.Context, c *call, e store.Effect) (gateway.Progress, error) {
+	if c.tool != "" {
+		return d.runContained(ctx, c)
+	}
 	if c.effect == "" {
 		return d.advanceWaiting(ctx, c)
 	}
-	p, err := d.m.cfg.Gateway.Continue(ctx, d.scope, c.effect, d.result(c))
+	if e.State == store.StateIntended && (e.Class == store.ClassIrreversible || e.Class == store.ClassMixed) {
+		// Output commit: what this call can depend on is durable before it may be
+		// attempted, so that no recovery goes back behind it.
+		if err := d.durable(ctx); errors.Is(err, errUnsaved) {
+			p, err := d.m.cfg.Gateway.Void(ctx, d.scope, c.effect, "The call was not made: "+err.Error()+".", nil, d.result(c))
+			return p, d.progressed(c, p, err)
+		} else if err != nil {
+			return gateway.Progress{}, err
+		}
+	}
+	// An answer that is too long is kept in the machine, and the same short form
+	// of it is logged and taken into the state.
+	var short *gateway.Answer
+	log := d.result(c)
+	p, err := d.m.cfg.Gateway.Continue(ctx, d.scope, c.effect, func(a gateway.Answer) []store.Draft {
+		a = d.fitted(ctx, c, a)
+		short = &a
+		return log(a)
+	})
+	if err == nil && p.Done && short != nil {
+		p.Answer = *short
+	}
 	if err == nil && p.Tell {
 		p, err = d.m.cfg.Gateway.Settle(ctx, d.scope, c.effect, SettleRequest{Outcome: "tell", Person: "contract"}, nil, d.result(c))
 	}

@@ -102,7 +102,7 @@ func (d *driver) compacted(ctx context.Context, a asked, r *gateway.ModelReply, 
 		kept = lastInput(st.messages)
 	}
 	cs := compactState{Messages: merge(first, kept), Tools: st.tools, Told: st.told, Usage: st.usage, Status: st.status,
-		Running: st.running, Want: st.want, Rounds: st.rounds, Shrunk: st.shrunk + 1}
+		Running: st.running, Want: st.want, Rounds: st.rounds, Shrunk: st.shrunk + 1, Machine: st.machine}
 	var drafts []store.Draft
 	if r != nil {
 		u := replyUsage(r)

@@ -45,8 +45,12 @@ type driver struct {
 	early   map[store.Seq]store.Entry // committed, but their predecessors not seen yet
 	foldErr error
 	commit  time.Time // of the newest commit
-	// box is the session's sandbox, if it runs on this node; see machine.
-	box *sandbox.Sandbox
+	// box is the session's sandbox, if it runs on this node; see machine. hands is
+	// the same with its way out.
+	box   *sandbox.Sandbox
+	hands *machine
+	// leaving: somebody asked for the session, its machine does not linger.
+	leaving bool
 
 	saves saves // snapshots of box
 }
@@ -63,8 +67,16 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 
 	stop := d.watch(cancel)
 	defer stop()
+	if m.cfg.Sandboxes != nil {
+		m.holders.add(d)
+		defer m.holders.remove(d)
+	}
 	err := d.unpanicked(func() error { return d.live(ctx, s) })
 	d.endSaves()
+	if errors.Is(err, store.ErrFenced) {
+		d.pauseLost(ctx)
+	}
+	d.letGo() // it lives on: the next owner finds it
 
 	var dead *crash
 	switch {
@@ -111,6 +123,9 @@ func (d *driver) live(ctx context.Context, s store.Session) error {
 		return fmt.Errorf("rebuild session %s: %w", d.id, err)
 	}
 	d.mend()
+	if err := d.reattach(ctx); err != nil {
+		return fmt.Errorf("reattach to the machine of session %s: %w", d.id, err)
+	}
 	return d.loop(ctx)
 }
 
@@ -413,13 +428,10 @@ func (d *driver) decide(ctx context.Context) (act func(context.Context) error, e
 	return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopEndTurn}, nil) }, nil
 }
 
-// leave releases a session at rest to which nothing new was said.
+// leave releases a session at rest to which nothing new was said, when its
+// machine has lingered long enough.
 func (d *driver) leave(ctx context.Context) error {
-	_, err := d.append(ctx, store.Append{Entries: d.unwait(), Rest: true, Seen: d.seen})
-	if err == nil {
-		d.released = true
-	}
-	return err
+	return d.settleDown(ctx, time.Time{})
 }
 
 // unwait ends a wait that is over and that no status event ends: a session at

@@ -214,6 +214,10 @@ func (d *driver) control(ctx context.Context, r store.Inbox) error {
 		drafts = append(drafts, event(d.newID("sevt_"), evResumed, "", nil))
 		_, err := d.append(ctx, store.Append{Entries: drafts, Consume: consume})
 		return err
+	case controlLeave:
+		d.leaving = true
+		_, err := d.append(ctx, store.Append{Consume: consume})
+		return err
 	case controlUpdate:
 		var p UpdateParams
 		if err := json.Unmarshal(r.Body, &p); err != nil {
@@ -253,6 +257,9 @@ func (d *driver) confirm(ctx context.Context, r store.Inbox) error {
 	c := d.openCall(ev.ToolUseID)
 	if c == nil {
 		return d.logOnly(ctx, r)
+	}
+	if c.tool != "" {
+		return d.confirmContained(ctx, r, c, ev)
 	}
 	e, err := d.m.db.Effect(ctx, d.ws, c.effect)
 	if err != nil {
@@ -318,7 +325,7 @@ func (d *driver) goesOn(ctx context.Context, c *call) ([]store.Draft, error) {
 		}
 		last = st.status == store.StatusIdle && !st.paused
 		for _, o := range st.open() {
-			last = last && (o.event == c.event || !waits[o.event])
+			last = last && (o.event == c.event || !waits[o.event] && !o.waitsForPerson())
 		}
 	})
 	if !last {
@@ -442,6 +449,9 @@ const interruptedRead = "The user interrupted before an answer came. The call on
 
 // abandon closes one open call.
 func (d *driver) abandon(ctx context.Context, c *call) error {
+	if c.tool != "" {
+		return d.abandonContained(ctx, c)
+	}
 	if c.effect == "" {
 		ds := d.result(c)(gateway.Answer{IsError: true, Content: text(interruptedResult)})
 		_, err := d.append(ctx, store.Append{Entries: ds})

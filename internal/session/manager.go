@@ -34,6 +34,9 @@ type Manager struct {
 
 	draining chan struct{} // closed when Run's context ended
 	hub      hub
+	holders  holders
+	keep     keeping // of snapshots
+	paused   paused
 }
 
 // New makes a manager.
@@ -67,6 +70,11 @@ func (m *Manager) Run(ctx context.Context) error {
 	// Drivers outlive ctx: draining is asked of them, not done to them.
 	work := context.WithoutCancel(ctx)
 
+	var sweeper sync.WaitGroup
+	if m.cfg.Sandboxes != nil {
+		sweeper.Go(func() { m.sweep(ctx) })
+		sweeper.Go(func() { m.keepSnapshots(ctx) })
+	}
 	var fatal error
 	for ctx.Err() == nil && fatal == nil {
 		n := min(cap(slots)-len(slots), claimBatch)
@@ -91,6 +99,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 	close(m.draining)
 	drivers.Wait()
+	sweeper.Wait()
 	return fatal
 }
 

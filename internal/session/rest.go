@@ -92,22 +92,43 @@ func (st *state) usageAt(now time.Time) store.SessionUsage {
 // A crash before this commit leaves the session running without an owner; the
 // next claim comes to the same rest. After it there is nothing to repair.
 func (d *driver) rest(ctx context.Context, reason stopReason, details json.RawMessage, before ...store.Draft) error {
-	return d.restConsuming(ctx, nil, reason, details, before, nil)
+	return d.restConsuming(ctx, nil, reason, details, before, time.Time{})
 }
 
-func (d *driver) restConsuming(ctx context.Context, consume []string, reason stopReason, details json.RawMessage, before, after []store.Draft) error {
+// endTurn does what the machine needs before a turn's rest is said: its outputs
+// are kept as files, and the snapshots of the turn are taken.
+func (d *driver) endTurn(ctx context.Context) error {
+	b := d.held()
+	if b == nil {
+		return nil
+	}
+	defer d.keepAlive(saveTime)()
+	if err := d.collect(ctx, b.s); err != nil {
+		if d.over(err) {
+			return err
+		}
+		d.m.log.Warn("cannot collect the outputs", "session", d.id, "err", err)
+	}
+	return d.turnEnds(ctx)
+}
+
+// restConsuming is rest that consumes inbox rows. again is when the session
+// wants to be woken; zero: it does not.
+func (d *driver) restConsuming(ctx context.Context, consume []string, reason stopReason, details json.RawMessage, before []store.Draft, again time.Time) error {
 	if err := d.m.fault("before_rest"); err != nil {
 		return err
 	}
-	drafts := append(append(before, d.idle(reason, details, store.SessionUsage{})...), after...)
-	a := store.Append{Entries: drafts, Consume: consume, Rest: true}
+	if err := d.endTurn(ctx); err != nil {
+		return err
+	}
+	drafts := append(before, d.idle(reason, details, store.SessionUsage{})...)
+	a := store.Append{Entries: drafts, Consume: consume}
 	if reason.Type == stopAction || reason.Type == stopBudget {
 		a.Seen = d.seen // messages wait behind the question, or for the budget
 	}
-	if _, err := d.append(ctx, a); err != nil {
+	if err := d.restWith(ctx, a, again); err != nil {
 		return err
 	}
-	d.released = true
 	return d.m.fault("after_rest")
 }
 
@@ -128,7 +149,7 @@ func (d *driver) exhausted(ctx context.Context, e sessionError, before ...store.
 		}
 	}
 	drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": e}))
-	err = d.restConsuming(ctx, consume, stopReason{Type: stopExhausted}, nil, drafts, nil)
+	err = d.restConsuming(ctx, consume, stopReason{Type: stopExhausted}, nil, drafts, time.Time{})
 	if errors.Is(err, store.ErrConflict) && len(before) > 0 {
 		d.m.db.AppendRelaxed(d.lease, before)
 	}

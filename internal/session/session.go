@@ -9,6 +9,7 @@
 package session
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -49,6 +50,9 @@ type Config struct {
 	// Sandboxes runs the agents' machines. Nil: this node has none, and the
 	// built-in tools are not offered. Its Egress must be Manager.Egress.
 	Sandboxes *sandbox.Runtime
+	// Root brings an image by its name (api.Machine.Image) to this node and
+	// names it. Nil: environments with an image cannot be used here.
+	Root func(ctx context.Context, image string) (sandbox.Root, error)
 	// MaxRunning bounds the sessions driven at once; 1,000 when 0.
 	MaxRunning int
 	// Observe is called at points that metrics are made of; may be nil.
@@ -99,7 +103,7 @@ type SettleRequest = gateway.SettleRequest
 // (reference section 10.4). It is never stored.
 type Delta struct {
 	Event store.EventID // the id that the final event will carry
-	Type  string        // agent.message or agent.thinking
+	Type  string        // agent.message or agent.thinking; agent.tool_use: output of a command
 	Start bool          // event_start
 	Index int           // content block of the event
 	Text  string

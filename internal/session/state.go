@@ -15,8 +15,13 @@ type call struct {
 	modelID string
 	effect  store.EffectID // empty: answered without one
 	waits   store.EffectID // gets the outcome of this other effect
-	typ     string         // event type of the tool use
-	name    string         // tool as the event names it
+	tool    string         // built-in tool of a contained call
+	asks    bool           // it runs only when a person has allowed it
+	allowed bool           // a person has
+	losses  int            // how often its machine was lost while it was the next to end
+	input   json.RawMessage
+	typ     string // event type of the tool use
+	name    string // tool as the event names it
 	closed  bool
 	content json.RawMessage
 	isError bool
@@ -37,6 +42,7 @@ type state struct {
 	seq    store.Seq
 	config store.SessionConfig
 	agent  agent
+	env    environment
 	thread store.ThreadID
 
 	status  store.Status
@@ -63,6 +69,8 @@ type state struct {
 	context int64     // tokens of the newest request and its answer
 	shrunk  int       // compactions in a row without an output between them
 	wake    time.Time // when the session wants to be woken, as its row says
+	rested  time.Time // when it came to rest the last time
+	machine machineState
 }
 
 func newState(s store.Session) (*state, error) {
@@ -81,7 +89,11 @@ func (st *state) setConfig(c store.SessionConfig) error {
 	if err != nil {
 		return err
 	}
-	st.config, st.agent = c, a
+	env, err := parseEnvironment(c.Environment)
+	if err != nil {
+		return err
+	}
+	st.config, st.agent, st.env = c, a, env
 	return nil
 }
 
@@ -130,6 +142,10 @@ func (st *state) fold(e store.Entry) error {
 		err = st.foldSettlement(e)
 	case store.KindCompaction:
 		err = st.foldCompaction(e)
+	case store.KindMachine:
+		err = st.foldMachine(e)
+	case store.KindSnapshot:
+		err = st.foldSnapshot(e)
 	}
 	if err != nil {
 		return fmt.Errorf("fold %s at seq %d: %w", e.Kind, e.Seq, err)
@@ -146,6 +162,8 @@ type eventBody struct {
 	CustomToolUseID store.EventID   `json:"custom_tool_use_id"`
 	StopReason      stopReason      `json:"stop_reason"`
 	Name            string          `json:"name"`
+	Input           json.RawMessage `json:"input"`
+	Result          string          `json:"result"`
 }
 
 func (st *state) foldEvent(e store.Entry) error {
@@ -164,7 +182,7 @@ func (st *state) foldEvent(e store.Entry) error {
 		st.status = store.StatusTerminated
 	case evIdle:
 		st.stopClock(e.At)
-		st.status, st.stop, st.wake = store.StatusIdle, b.StopReason, time.Time{}
+		st.status, st.stop, st.wake, st.rested = store.StatusIdle, b.StopReason, time.Time{}, e.At
 		if !st.paused && st.stop.Type != stopAction && st.stop.Type != stopBudget {
 			st.want = false
 		}
@@ -182,6 +200,13 @@ func (st *state) foldEvent(e store.Entry) error {
 	case evToolUse, evMCPToolUse, evCustomToolUse:
 		if c := st.call(store.EventID(e.ID)); c != nil {
 			c.typ, c.name = e.Type, b.Name
+			if c.tool != "" {
+				c.input = b.Input
+			}
+		}
+	case inConfirmation:
+		if c := st.call(b.ToolUseID); c != nil && b.Result == "allow" {
+			c.allowed = true
 		}
 	case inMessage:
 		st.add("user", blocksOf(b.Content))
@@ -257,7 +282,8 @@ func (st *state) foldOutput(e store.Entry) error {
 	}
 	st.calls = nil
 	for _, oc := range b.Calls {
-		st.calls = append(st.calls, &call{event: oc.Event, modelID: oc.ModelID, effect: oc.Effect, waits: oc.Waits})
+		st.calls = append(st.calls, &call{event: oc.Event, modelID: oc.ModelID, effect: oc.Effect, waits: oc.Waits,
+			tool: oc.Tool, asks: oc.Asks})
 	}
 	st.want = false
 	switch b.StopReason {
@@ -325,6 +351,7 @@ type compactState struct {
 	Rounds   int                       `json:"rounds"`
 	Shrunk   int                       `json:"shrunk"`
 	Span     store.EventID             `json:"span,omitempty"`
+	Machine  machineState              `json:"machine,omitzero"`
 }
 
 func (st *state) foldCompaction(e store.Entry) error {
@@ -347,6 +374,7 @@ func (st *state) foldCompaction(e store.Entry) error {
 	st.status, st.running, st.want, st.rounds, st.shrunk = c.Status, c.Running, c.Want, c.Rounds, c.Shrunk
 	st.openSpan, st.openModel = c.Span, ""
 	st.context, st.wake = 0, time.Time{}
+	st.machine = c.Machine
 	return nil
 }
 

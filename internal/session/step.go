@@ -55,6 +55,7 @@ func (d *driver) step(ctx context.Context) error {
 	if spec.ContextWindow > 0 && shrunk == 0 && tokens > int64(float64(spec.ContextWindow)*compactAt) {
 		return d.compact(ctx, spec)
 	}
+	d.thinking(ctx)
 	reply, a, err := d.ask(ctx, req, purposeTurn)
 	var me *gateway.ModelError
 	var cut *cutShort
@@ -252,7 +253,7 @@ func (d *driver) output(ctx context.Context, a asked, r *gateway.ModelReply) err
 	var listed map[string]store.Tools
 	d.read(func(st *state) { agent, listed = st.agent, st.tools })
 	uses, calls := d.toolUses(agent, listed, content)
-	rulings, err := d.m.cfg.Gateway.Rule(ctx, d.scope, calls)
+	rulings, err := d.rule(ctx, agent, uses, calls)
 	if err != nil {
 		return fmt.Errorf("rule calls: %w", err)
 	}
@@ -269,7 +270,11 @@ func (d *driver) output(ctx context.Context, a asked, r *gateway.ModelReply) err
 		if b := &content[u.block]; !json.Valid(b.Input) {
 			b.Input, b.Raw = ru.Input, nil // it must go back as JSON
 		}
-		out.Calls = append(out.Calls, store.OutputCall{ModelID: content[u.block].ID, Event: u.event, Effect: ru.Effect, Waits: ru.Waits})
+		oc := store.OutputCall{ModelID: content[u.block].ID, Event: u.event, Effect: ru.Effect, Waits: ru.Waits}
+		if u.builtin != nil && ru.Answer == nil {
+			oc.Tool, oc.Asks = u.builtin.Name, u.asks
+		}
+		out.Calls = append(out.Calls, oc)
 		typ := u.typ
 		if ru.Answer != nil && typ == evCustomToolUse {
 			typ = evToolUse // nothing for the client to do
@@ -312,7 +317,7 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 	case out.StopReason != "max_tokens" && out.StopReason != "pause_turn":
 		reason.Type = stopEndTurn
 	}
-	if reason.Type != "" {
+	if reason.Type != "" && d.held() == nil { // with a machine more is to be done before the rest
 		details := out.StopDetails
 		if reason.Type == stopRefusal && len(details) == 0 {
 			details = encode(fields{"type": "refusal", "category": nil, "explanation": nil})
@@ -372,6 +377,29 @@ type use struct {
 	event store.EventID
 	typ   string
 	tool  gateway.Tool
+	// builtin tools are run in the session's sandbox; asks: once a person allows it.
+	builtin *builtinTool
+	asks    bool
+}
+
+// rule rules the calls of an output: those of built-in tools here, for they are
+// contained and no effect comes of them, the others by the gateway.
+func (d *driver) rule(ctx context.Context, a agent, uses []use, calls []gateway.Call) ([]gateway.Ruling, error) {
+	out := make([]gateway.Ruling, len(calls))
+	var at []int
+	var outward []gateway.Call
+	for i, c := range calls {
+		if uses[i].builtin == nil {
+			at, outward = append(at, i), append(outward, c)
+			continue
+		}
+		out[i], uses[i].asks = a.ruleContained(uses[i].builtin, c.Arguments)
+	}
+	rulings, err := d.m.cfg.Gateway.Rule(ctx, d.scope, outward)
+	for i, r := range rulings {
+		out[at[i]] = r
+	}
+	return out, err
 }
 
 // toolUses finds what each tool use of the answer means.
@@ -391,7 +419,9 @@ func (d *driver) toolUses(a agent, listed map[string]store.Tools, content []gate
 		if b.InputText != "" {
 			c.Arguments = json.RawMessage(b.InputText) // not an object: it is answered with an error, not run
 		}
-		if o, ok := offers[b.Name]; ok {
+		if o, ok := offers[b.Name]; ok && o.builtin != nil {
+			u.tool, u.builtin = o.tool, o.builtin
+		} else if ok {
 			u.tool, u.typ = o.tool, evMCPToolUse
 			c.Tool, c.Known, c.Enabled, c.Client = o.tool, true, true, o.custom
 			if o.custom {
@@ -423,11 +453,16 @@ func (d *driver) toolUseEvent(u use, typ string, r gateway.Ruling) store.Draft {
 // differs from the newest record is recorded, so that every model request is a
 // function of the log. A server that cannot be used is left out and said.
 func (d *driver) list(ctx context.Context) error {
-	if d.listed || len(d.scope.Servers) == 0 {
+	if d.listed {
+		return nil
+	}
+	builtin := d.listBuiltin()
+	if len(d.scope.Servers) == 0 && len(builtin) == 0 {
 		return nil
 	}
 	listings := make([]gateway.Listing, len(d.scope.Servers))
 	errs := make([]error, len(d.scope.Servers))
+	var cut error
 	d.during(ctx, func(soft context.Context) {
 		var wg sync.WaitGroup
 		for i, s := range d.scope.Servers {
@@ -441,14 +476,12 @@ func (d *driver) list(ctx context.Context) error {
 			})
 		}
 		wg.Wait()
-		if context.Cause(soft) != nil {
-			errs[0] = context.Cause(soft)
-		}
+		cut = context.Cause(soft)
 	})
-	if errors.Is(errs[0], errInterrupted) || errors.Is(errs[0], errPausing) || errors.Is(errs[0], errDraining) || errors.Is(errs[0], store.ErrFenced) {
+	if errors.Is(cut, errInterrupted) || errors.Is(cut, errPausing) || errors.Is(cut, errDraining) || errors.Is(cut, store.ErrFenced) {
 		return store.ErrConflict // look at the inbox first
 	}
-	var drafts []store.Draft
+	drafts := builtin
 	for i, s := range d.scope.Servers {
 		drafts = append(drafts, d.listedDrafts(s.Name, listings[i], errs[i])...)
 	}

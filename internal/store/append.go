@@ -228,6 +228,9 @@ func (r *sessionRow) release(a *Append, rest bool) error {
 			return fmt.Errorf("%w: rest of session %s, whose inbox is not empty", ErrConflict, r.ID)
 		}
 		r.starting = false // whoever rests has seen what wanted to start a turn
+		if a.Keep {
+			return nil
+		}
 	}
 	r.Owner, r.former, r.inboxSeen = "", "", a.Seen
 	return nil

@@ -252,6 +252,10 @@ type Append struct {
 	// session only urgent rows count), or when the status is neither idle nor
 	// terminated. On success the owner is none and the lease is over.
 	Rest bool
+	// Keep turns a Rest into one that holds on to the session: it is refused
+	// where the rest would be, but the owner stays and so does the lease. A
+	// session rests so while its sandbox lingers.
+	Keep bool
 	// Park releases the session without rest: a driver that waits (Wait entry)
 	// or drains. The inbox may hold rows.
 	Park bool

@@ -21,6 +21,7 @@ import (
 	"github.com/planaria/planaria/internal/gateway"
 	"github.com/planaria/planaria/internal/keeper"
 	"github.com/planaria/planaria/internal/llm"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/server"
 	"github.com/planaria/planaria/internal/session"
 	"github.com/planaria/planaria/internal/store"
@@ -56,6 +57,12 @@ type Options struct {
 	Patience                          session.Patience
 	// Window is the context window of the model "scripted-small", tokens.
 	Window int
+	// Sandboxes runs the agents' machines, in real gVisor; a test that asks for
+	// them is skipped where the machine forbids it. Sandboxes outlive a crash as
+	// they would outlive a killed process, and end with the test.
+	Sandboxes bool
+	// Machine is config.planaria of the environment; nil: the defaults.
+	Machine any
 }
 
 // Env is the whole system in one process: store, vault, blobs, effects,
@@ -99,6 +106,7 @@ type life struct {
 	closeDB  context.CancelFunc
 	served   chan struct{}
 	blobs    *blob.Folder
+	machines *sandbox.Runtime
 }
 
 // New builds the system and starts it.
@@ -121,12 +129,16 @@ func New(t testing.TB, o Options) *Env {
 	if _, err := vault.CreateMaster(e.dir, ""); err != nil {
 		t.Fatal(err)
 	}
+	if o.Sandboxes {
+		Binary(t) // built, or the test skipped, before anything runs
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("end of the log:\n%s", e.Logs.Tail(8<<10))
 		}
 		e.faults.kill()
 		e.end(true)
+		e.endSandboxes()
 	})
 	if err := e.start(); err != nil {
 		t.Fatalf("start: %v", err)
@@ -229,6 +241,14 @@ func (e *Env) objects() {
 		return out.ID
 	}
 	e.Environment, e.Vault, e.Agent, e.SmallAgent = Objects(id, e.World)
+	if e.opts.Sandboxes {
+		config := M{"type": "cloud"}
+		if e.opts.Machine != nil {
+			config["planaria"] = e.opts.Machine
+		}
+		e.Environment = id("/v1/environments", M{"name": "sandboxes", "config": config})
+		e.Agent = id("/v1/agents", sandboxAgent())
+	}
 }
 
 // Objects makes connector, environment, vault and agents through create, which
@@ -320,7 +340,14 @@ func (e *Env) start() (err error) {
 	if p == (session.Patience{}) {
 		p = patience
 	}
-	l.Sessions = session.New(session.Config{DB: l.DB, Node: l.Node, Gateway: gate, Logger: log, Fault: e.faults.at("session"), Patience: p})
+	if e.opts.Sandboxes {
+		if err := e.openSandboxes(all, l, log); err != nil {
+			close(l.drained)
+			return err
+		}
+	}
+	l.Sessions = session.New(session.Config{DB: l.DB, Node: l.Node, Gateway: gate, Logger: log, Fault: e.faults.at("session"), Patience: p,
+		Sandboxes: l.machines})
 	go func() { defer close(l.drained); _ = l.Sessions.Run(runCtx) }()
 
 	if e.listen == "" {
@@ -377,6 +404,11 @@ func (e *Env) end(hard bool) {
 	if l.keeper != nil {
 		l.conns.sever()
 		l.keeper.Close()
+	}
+	if l.machines != nil {
+		if err := l.machines.Close(); err != nil { // what runs in them lives on
+			e.t.Errorf("close sandboxes: %v", err)
+		}
 	}
 	l.leave()
 	if l.Node != nil {

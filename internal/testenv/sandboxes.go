@@ -1,0 +1,128 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/planaria/planaria/internal/sandbox"
+)
+
+// program is the real binary, which holds gVisor and the agent inside: the one
+// that PLANARIA_TEST_BINARY names, else built once in a test process.
+var program = sync.OnceValues(func() (string, error) {
+	if b := os.Getenv("PLANARIA_TEST_BINARY"); b != "" {
+		return b, nil
+	}
+	_, here, _, ok := runtime.Caller(0)
+	if !ok {
+		return "", errors.New("the source of testenv is not found")
+	}
+	dir, err := os.MkdirTemp("", "planaria-program-")
+	if err != nil {
+		return "", err
+	}
+	// The file goes at once and its descriptor stays, so that nothing is left
+	// behind however the test process ends.
+	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, "planaria")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/planaria")
+	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the binary: %w: %s", err, b)
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		return "", err
+	}
+	programFile = f
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), nil
+})
+
+var programFile *os.File // of the built binary
+
+var probed = sync.OnceValue(func() []sandbox.Finding {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	b, err := program()
+	if err != nil {
+		return nil
+	}
+	return sandbox.Probe(ctx, b)
+})
+
+// Binary is the real program. The test is skipped where no sandbox can run, and
+// says what is missing.
+func Binary(t testing.TB) string {
+	t.Helper()
+	b, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range probed() {
+		if f.Fatal && !f.OK {
+			t.Skipf("this machine runs no sandbox: %s: %s (%s)", f.What, f.Says, f.Mend)
+		}
+	}
+	return b
+}
+
+// sandboxAgent has the built-in tools, the world's and the client's.
+func sandboxAgent() M {
+	return M{"name": "worker", "model": "scripted-1", "system": "You are under test.",
+		"mcp_servers": []M{{"type": "url", "name": "w", "url": "planaria:outside"}},
+		"tools": []M{
+			{"type": "agent_toolset_20260401"},
+			{"type": "mcp_toolset", "mcp_server_name": "w", "default_config": M{"permission_policy": M{"type": "always_allow"}}},
+		}}
+}
+
+// openSandboxes opens the folder of sandboxes for one life.
+func (e *Env) openSandboxes(ctx context.Context, l *life, log *slog.Logger) (err error) {
+	b, err := program()
+	if err != nil {
+		return err
+	}
+	l.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(e.dir, "sandboxes"), Blobs: l.blobs, Binary: b, Log: log,
+		Egress: func(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) { l.Sessions.Egress(ctx, s, conn) }})
+	return err
+}
+
+// endSandboxes ends every sandbox that lives on.
+func (e *Env) endSandboxes() {
+	if !e.opts.Sandboxes {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Deadline)
+	defer cancel()
+	b, err := program()
+	if err != nil {
+		return
+	}
+	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(e.dir, "sandboxes"), Binary: b})
+	if err != nil {
+		e.t.Errorf("open sandboxes to end them: %v", err)
+		return
+	}
+	for _, key := range r.Live() {
+		if err := r.End(ctx, key[0], key[1]); err != nil {
+			e.t.Error(err)
+		}
+	}
+	if err := r.Close(); err != nil {
+		e.t.Error(err)
+	}
+}
+
+// Machines runs the sandboxes of this life.
+func (e *Env) Machines() *sandbox.Runtime { return e.life.machines }
