@@ -73,6 +73,9 @@ type request struct {
 	query        url.Values
 	body         []byte // nil = none
 	header       http.Header
+	// stream makes the body of a try in place of body. It may be large, so that
+	// such a try has no time limit of its own.
+	stream func() (io.ReadCloser, error)
 }
 
 func (c *Client) newRequest(ctx context.Context, method, path string, query url.Values, in any) (request, error) {
@@ -102,14 +105,21 @@ func (r request) safe() bool {
 
 // send makes one try and returns the answer of a success; the caller closes it.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
-	if err := validateURL("server address", c.BaseURL); err != nil {
+	err := validateURL("server address", c.BaseURL)
+	if err != nil {
 		return nil, finalError{err}
 	}
 	u := strings.TrimRight(c.BaseURL, "/") + r.path
 	if len(r.query) > 0 {
 		u += "?" + r.query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, r.method, u, bytes.NewReader(r.body))
+	var body io.Reader = bytes.NewReader(r.body)
+	if r.stream != nil {
+		if body, err = r.stream(); err != nil {
+			return nil, finalError{fmt.Errorf("%s %s: %w", r.method, r.path, err)}
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, u, body)
 	if err != nil {
 		return nil, finalError{fmt.Errorf("%s %s: %w", r.method, r.path, err)}
 	}
@@ -133,8 +143,8 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		return resp, nil
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a cut body gives an error without a reason
-	return nil, &answerError{err: errorFromAnswer(resp.StatusCode, resp.Header, body), should: resp.Header.Get("x-should-retry")}
+	said, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a cut body gives an error without a reason
+	return nil, &answerError{err: errorFromAnswer(resp.StatusCode, resp.Header, said), should: resp.Header.Get("x-should-retry")}
 }
 
 // answerError is an error of the server with its hint.
@@ -206,8 +216,11 @@ func (c *Client) try(ctx context.Context, r request) ([]byte, error) {
 	if timeout == 0 {
 		timeout = DefaultTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+	if r.stream == nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
 	resp, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err

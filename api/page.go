@@ -28,4 +28,6 @@ const (
 	DeletedCredential  = "vault_credential_deleted"
 	DeletedConnector   = "connector_deleted"
 	DeletedAPIKey      = "api_key_deleted"
+	DeletedFile        = "file_deleted"
+	DeletedResource    = "session_resource_deleted"
 )

@@ -44,6 +44,8 @@ sessions.send      +++-
 sessions.update    +++-
 usage.read         ++++
 vaults.read        ++++
+files.write        +++-
+files.read         ++++
 vaults.write       +++-
 workspaces.read    ++--
 workspaces.write   +---`

@@ -55,6 +55,8 @@ const (
 	ApprovalsAnswer   Action = "approvals.answer"
 	VaultsWrite       Action = "vaults.write" // vaults and their credentials; secrets are never read back
 	VaultsRead        Action = "vaults.read"
+	FilesWrite        Action = "files.write"
+	FilesRead         Action = "files.read" // contents too
 	ConnectorsWrite   Action = "connectors.write"
 	ConnectorsRead    Action = "connectors.read"
 	APIKeysWrite      Action = "api_keys.write"
@@ -113,6 +115,8 @@ var rules = map[Action]rule{
 	ApprovalsAnswer:   {roles: "ao"},
 	VaultsWrite:       {roles: "aod"},
 	VaultsRead:        {roles: "aodv"},
+	FilesWrite:        {roles: "aod"},
+	FilesRead:         {roles: "aodv"},
 	ConnectorsWrite:   {roles: "ao"},
 	ConnectorsRead:    {roles: "aodv"},
 	APIKeysWrite:      {roles: "a"},

@@ -29,6 +29,8 @@ type call struct {
 	once    *store.Once // nil where nothing is kept: GET, DELETE
 	kept    jsonRaw     // for again: what the record of the first request kept
 	leave   func()      // ends this request's flight; nil when there is none
+	upload  *upload     // what receive took; nil for other routes
+	drop    func()      // removes what receive took and nobody used; nil when there is nothing
 	query   query
 }
 
@@ -79,6 +81,9 @@ func (s *server) serve(r route) http.Handler {
 			if c.leave != nil {
 				c.leave()
 			}
+			if c.drop != nil {
+				c.drop()
+			}
 		}()
 		var err error
 		if c.caller, err = s.cfg.WhoIs(req); err != nil {
@@ -102,12 +107,17 @@ func (s *server) serve(r route) http.Handler {
 			}
 			return
 		}
-		ctx, cancel := context.WithTimeout(ctx, AnswerTimeout)
-		defer cancel()
-		if c.body, err = s.readBody(w, req); err != nil {
+		if r.receive != nil {
+			err = r.receive(w, c)
+		} else {
+			c.body, err = s.readBody(w, req)
+		}
+		if err != nil {
 			s.fail(w, c, err)
 			return
 		}
+		ctx, cancel := context.WithTimeout(ctx, AnswerTimeout)
+		defer cancel()
 		out, err := s.answer(ctx, c, r)
 		if err != nil {
 			s.fail(w, c, err)

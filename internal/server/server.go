@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/planaria/planaria/api"
 	"github.com/planaria/planaria/internal/policy"
 	"github.com/planaria/planaria/internal/session"
 	"github.com/planaria/planaria/internal/store"
@@ -73,8 +74,9 @@ type Config struct {
 	Reset func()
 	// Ready says whether the process takes work; nil: whether the store answers.
 	Ready func(context.Context) error
-	// MaxBody, PingEvery and WriteTimeout replace the constants when not zero.
+	// MaxBody, MaxFile (api.MaxFile), PingEvery and WriteTimeout replace the constants when not zero.
 	MaxBody      int64
+	MaxFile      int64
 	PingEvery    time.Duration
 	WriteTimeout time.Duration
 }
@@ -108,6 +110,9 @@ func New(cfg Config) http.Handler {
 	}
 	if s.cfg.MaxBody == 0 {
 		s.cfg.MaxBody = MaxBody
+	}
+	if s.cfg.MaxFile == 0 {
+		s.cfg.MaxFile = api.MaxFile
 	}
 	if s.cfg.PingEvery == 0 {
 		s.cfg.PingEvery = PingEvery
@@ -148,6 +153,9 @@ type route struct {
 	logged bool
 	// stream handlers write the answer themselves.
 	stream bool
+	// receive takes the body in place of the wrapper, which would hold it whole,
+	// and leaves in the call what stands for it.
+	receive func(w http.ResponseWriter, c *call) error
 }
 
 // handler does one operation. The answer is encoded by the wrapper.
@@ -212,6 +220,12 @@ func (s *server) routes() []route {
 		{pattern: "DELETE /v1/vaults/{vault}/credentials/{credential}", action: policy.VaultsWrite, handle: s.deleteCredential},
 		{pattern: "POST /v1/vaults/{vault}/credentials/{credential}/archive", action: policy.VaultsWrite, handle: s.archiveCredential},
 		{pattern: "POST /v1/vaults/{vault}/credentials/{credential}/mcp_oauth_validate", action: policy.VaultsWrite, handle: s.validateCredential},
+
+		{pattern: "POST /v1/files", action: policy.FilesWrite, handle: s.createFile, again: s.createdFile, receive: s.receiveFile},
+		{pattern: "GET /v1/files", action: policy.FilesRead, handle: s.listFiles},
+		{pattern: "GET /v1/files/{file}", action: policy.FilesRead, handle: s.getFile},
+		{pattern: "GET /v1/files/{file}/content", action: policy.FilesRead, handle: s.fileContent, stream: true},
+		{pattern: "DELETE /v1/files/{file}", action: policy.FilesWrite, handle: s.deleteFile},
 
 		{pattern: "POST /v1/connectors", action: policy.ConnectorsWrite, handle: s.createConnector},
 		{pattern: "GET /v1/connectors", action: policy.ConnectorsRead, handle: s.listConnectors},

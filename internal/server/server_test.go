@@ -266,7 +266,7 @@ func bearer(key string) []string { return []string{"Authorization", "Bearer " + 
 type objects struct {
 	key                                                              string
 	agent, environment, session, thread, vault, credential, conn, id string
-	effect                                                           string
+	effect, file                                                     string
 }
 
 const agentBody = `{"name":"helper","model":"claude-opus-5-5","tools":[{"type":"custom","name":"lookup","description":"look up","input_schema":{"type":"object","properties":{"key":{"type":"string"}}}}]}`
@@ -282,6 +282,7 @@ func (e *env) fill(key string) objects {
 	o.credential = e.do("POST", "/v1/vaults/"+o.vault+"/credentials",
 		`{"auth":{"type":"static_bearer","mcp_server_url":"https://mcp.example.com/mcp","token":"secret-token-1234567890"}}`, h...).id(e.t)
 	o.conn = e.do("POST", "/v1/connectors", `{"name":"aws","kind":"mcp","url":"https://mcp.example.com/mcp"}`, h...).id(e.t)
+	o.file = e.send([]string{"file", "in.txt", "in"}, h...).id(e.t)
 	o.session = e.do("POST", "/v1/sessions", fmt.Sprintf(`{"agent":%q,"environment_id":%q}`, o.agent, o.environment), h...).id(e.t)
 	var threads struct{ Data []struct{ ID string } }
 	e.do("GET", "/v1/sessions/"+o.session+"/threads", "", h...).get(e.t, &threads)

@@ -120,15 +120,24 @@ func (s *server) createSession(ctx context.Context, c *call) (any, error) {
 
 // createdSession answers a creation that was done before.
 func (s *server) createdSession(ctx context.Context, c *call) (any, error) {
-	var was created
-	if err := json.Unmarshal(c.kept, &was); err != nil {
-		return nil, fmt.Errorf("read idempotency record: %w", err)
+	id, err := c.keptID()
+	if err != nil {
+		return nil, err
 	}
-	x, err := s.sessionByID(ctx, c, was.ID)
+	x, err := s.sessionByID(ctx, c, id)
 	if err != nil {
 		return nil, err
 	}
 	return s.show(ctx, x)
+}
+
+// keptID is the id that the record of a creation kept.
+func (c *call) keptID() (string, error) {
+	var was created
+	if err := json.Unmarshal(c.kept, &was); err != nil {
+		return "", fmt.Errorf("read idempotency record: %w", err)
+	}
+	return was.ID, nil
 }
 
 // createParams looks up what the request names, in the caller's workspace.

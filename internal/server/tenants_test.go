@@ -57,13 +57,13 @@ var pathParam = regexp.MustCompile(`\{[a-z_]+\}`)
 func (o objects) path(pattern string) string {
 	ids := map[string]string{"{agent}": o.agent, "{environment}": o.environment, "{session}": o.session, "{thread}": o.thread,
 		"{resource}": "sesrsc_1", "{effect}": o.effect, "{vault}": o.vault, "{credential}": o.credential, "{connector}": o.conn,
-		"{api_key}": o.id, "{workspace}": "default"}
+		"{api_key}": o.id, "{file}": o.file, "{workspace}": "default"}
 	return pathParam.ReplaceAllStringFunc(pattern, func(p string) string { return ids[p] })
 }
 
 // all are the ids of one workspace.
 func (o objects) all() []string {
-	return []string{o.agent, o.environment, o.session, o.thread, o.effect, o.vault, o.credential, o.conn, o.id}
+	return []string{o.agent, o.environment, o.session, o.thread, o.effect, o.vault, o.credential, o.conn, o.id, o.file}
 }
 
 var randomIDs = regexp.MustCompile(`[a-z]+_[0-9a-z]{26}`)
@@ -77,7 +77,7 @@ func TestX1Tenants(t *testing.T) {
 	mine.id = e.do("POST", "/v1/api_keys", `{"name":"k","role":"viewer"}`).id(t)
 	theirs := bearer(e.workspace("tenant two"))
 	unknown := objects{agent: "agent_0", environment: "env_0", session: "sesn_0", thread: "sthr_0", effect: "eff_0", vault: "vlt_0",
-		credential: "vcrd_0", conn: "conn_0", id: "apikey_0"}
+		credential: "vcrd_0", conn: "conn_0", id: "apikey_0", file: "file_0"}
 	plain := func(a answer, ids ...string) string {
 		s := string(a.body)
 		for _, id := range ids {
@@ -131,6 +131,13 @@ func TestX1Tenants(t *testing.T) {
 	if got := e.do("POST", "/v1/sessions", fmt.Sprintf(`{"agent":%q,"environment_id":%q,"vault_ids":[%q]}`, own.agent, own.environment, mine.vault), theirs...); got.status != http.StatusNotFound {
 		t.Errorf("session with a foreign vault = %d %s", got.status, got.body)
 	}
+	foreign := fmt.Sprintf(`{"type":"file","file_id":%q}`, mine.file)
+	if got := e.do("POST", "/v1/sessions", fmt.Sprintf(`{"agent":%q,"environment_id":%q,"resources":[%s]}`, own.agent, own.environment, foreign), theirs...); got.status != http.StatusNotFound {
+		t.Errorf("session with a foreign file = %d %s", got.status, got.body)
+	}
+	if got := e.do("POST", "/v1/sessions/"+own.session+"/resources", foreign, theirs...); got.status != http.StatusNotFound {
+		t.Errorf("foreign file as a resource = %d %s", got.status, got.body)
+	}
 	if got := e.do("GET", "/v1/sessions/"+own.session+"/threads/"+mine.thread, "", theirs...); got.status != http.StatusNotFound {
 		t.Errorf("foreign thread in an own session = %d", got.status)
 	}
@@ -151,7 +158,7 @@ func TestRoles(t *testing.T) {
 		key := bearer(e.key(string(role)))
 		for _, r := range server.Routes() {
 			method, pattern, _ := strings.Cut(r.Pattern, " ")
-			path := objects{agent: "a", environment: "e", session: "s", thread: "t", effect: "f", vault: "v", credential: "c", conn: "n", id: "k"}.path(pattern)
+			path := objects{agent: "a", environment: "e", session: "s", thread: "t", effect: "f", vault: "v", credential: "c", conn: "n", id: "k", file: "l"}.path(pattern)
 			got := e.do(method, path, `{"name":""}`, key...)
 			want := policy.Decide(policy.Principal{ID: "x", Workspace: "default", Role: role}, r.Action, policy.Resource{Workspace: "default"})
 			if allowed := got.status != http.StatusForbidden; allowed != (want.Verdict == policy.Allow) {

@@ -139,10 +139,11 @@ func (db *DB) createFile(ctx context.Context, f File, c *Content, origin string)
 	case db.isUnique(err):
 		err = fmt.Errorf("%w: %w", ErrConflict, err)
 	}
+	// Only an error that says so proves that no row names the content.
+	c.used = !errors.Is(err, ErrDuplicate) && !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrRepeated)
 	if err != nil {
 		return File{}, fmt.Errorf("create file %s: %w", f.ID, err)
 	}
-	c.used = true
 	return f, nil
 }
 
