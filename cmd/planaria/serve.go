@@ -299,7 +299,13 @@ func (p *process) begin(ctx context.Context) error {
 	}
 	url := "http://" + p.listener.Addr().String()
 	p.log.Info("ready", "url", url, "node", p.node.ID(), "roles", strings.Join(p.cfg.Roles, ","))
-	return p.tell("ready", url, "ready on %s", url)
+	if err := p.tell("ready", url, "ready on %s", url); err != nil {
+		return err
+	}
+	if err := forgetStart(); err != nil {
+		p.log.Debug("cannot give back the pages of the start", "err", err)
+	}
+	return nil
 }
 
 // tell prints one line of data.
