@@ -55,7 +55,7 @@ func (a *Agent) glob(in searchInput, c *call, w *watch) wire.Result {
 	}
 	var found []match
 	states := []state{p.start()} // of the folders on the way down
-	walk := walker{call: c, watch: w, visit: func(dir *os.Root, path string, e fs.DirEntry) error {
+	walk := walker{call: c, watch: w, filesFirst: true, visit: func(dir *os.Root, path string, e fs.DirEntry) error {
 		if _, ok, _ := p.next(states[len(states)-1], e.Name()); !ok {
 			return nil
 		}
@@ -84,15 +84,22 @@ func (a *Agent) glob(in searchInput, c *call, w *watch) wire.Result {
 		}
 		out.WriteString(clean([]byte(m.name)) + "\n")
 	}
-	return searched(out.String(), err)
+	return searched(out.String(), "", err)
 }
 
 func cancelled() wire.Result {
 	return wire.Result{Text: "cancelled", IsError: true, Reason: "cancelled"}
 }
 
-// searched ends the result of a search with why it ended early.
-func searched(text string, err error) wire.Result {
+// searched ends the result of a search with what it left out, and why.
+func searched(text, note string, err error) wire.Result {
+	if text == "" {
+		text = "no matches"
+		if note != "" || err != nil {
+			text += "\n"
+		}
+	}
+	text += note
 	switch {
 	case errors.Is(err, errVisited):
 		text += fmt.Sprintf("[stopped after %d entries: give a narrower path]\n", maxVisited)
@@ -102,9 +109,6 @@ func searched(text string, err error) wire.Result {
 		text += fmt.Sprintf("[stopped at %d KiB of matches: search for less]\n", maxOutput>>10)
 	case err != nil:
 		text += fmt.Sprintf("[stopped: %v]\n", err)
-	}
-	if text == "" {
-		text = "no matches"
 	}
 	return wire.Result{Text: text}
 }
@@ -145,10 +149,11 @@ func (a *Agent) grep(in searchInput, c *call, w *watch) wire.Result {
 	if errors.Is(err, errCancelled) {
 		return cancelled()
 	}
+	note := ""
 	if g.skipped > 0 {
-		fmt.Fprintf(&g.out, "[%d files over %d MiB were not searched]\n", g.skipped, maxGrepFile>>20)
+		note = fmt.Sprintf("[files over %d MiB are not searched: %d]\n", maxGrepFile>>20, g.skipped)
 	}
-	return searched(g.out.String(), err)
+	return searched(g.out.String(), note, err)
 }
 
 // grepper collects matches.

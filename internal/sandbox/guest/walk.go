@@ -30,7 +30,10 @@ type walker struct {
 	call    *call
 	watch   *watch
 	visited int
-	visit   func(dir *os.Root, path string, e fs.DirEntry) error
+	// filesFirst visits the files of a folder before it walks its folders: what
+	// is near comes before the limits.
+	filesFirst bool
+	visit      func(dir *os.Root, path string, e fs.DirEntry) error
 }
 
 // check tells whether to go on.
@@ -110,7 +113,12 @@ func (w *walker) read(dir *os.Root) (all []fs.DirEntry, err error) {
 			err = w.check()
 		}
 		if rerr != nil || err != nil {
-			sort.Slice(all, func(i, j int) bool { return all[i].Name() < all[j].Name() })
+			sort.Slice(all, func(i, j int) bool {
+				if w.filesFirst && all[i].IsDir() != all[j].IsDir() {
+					return all[j].IsDir()
+				}
+				return all[i].Name() < all[j].Name()
+			})
 			return all, err
 		}
 	}
