@@ -77,6 +77,26 @@ type SandboxConfig struct {
 	// Dir is the folder of their state, which this process has for itself: a
 	// local disk with room for snapshots. Default DATA/sandboxes.
 	Dir string `yaml:"dir"`
+	// MemoryMB bounds what all sandboxes together use, in MiB, when another one
+	// is admitted. Default: 4/5 of what the machine has left at the start.
+	MemoryMB int64 `yaml:"memory_mb"`
+	// Pool is how many sandboxes of the default environment wait ready made, to
+	// start faster. Each takes some 15 MB. Default 0.
+	Pool int `yaml:"pool"`
+	// ImagesMB is what unpacked images may take on the disk, in MiB, before
+	// those that nobody uses are removed. Default 65536.
+	ImagesMB int64 `yaml:"images_mb"`
+	// Layouts is a folder below which OCI layouts lie that environments may
+	// name as images. Default: none.
+	Layouts string `yaml:"layouts"`
+	// CPUFeatures are the only features of the processor that programs inside
+	// see: names as in /proc/cpuinfo or levels such as x86-64-v3. Snapshots then
+	// move to every node that has these. Default: all of this machine.
+	CPUFeatures []string `yaml:"cpu_features"`
+	// PackageHosts are mirrors of the operator that environments with
+	// allow_package_managers reach besides the public registries: bare names,
+	// "*." wildcards or host:port. Default: none.
+	PackageHosts []string `yaml:"package_hosts"`
 }
 
 // Values of SandboxConfig.Enabled.
@@ -260,6 +280,16 @@ func (c *Config) validateLimits() error {
 func (c *Config) validateSandboxes() error {
 	if e := c.Sandboxes.Enabled; !slices.Contains([]string{sandboxesAuto, sandboxesOn, sandboxesOff}, e) {
 		return fmt.Errorf("sandboxes.enabled: %q is none of auto, on, off", e)
+	}
+	for _, f := range []struct {
+		name       string
+		value, max int64
+	}{
+		{"memory_mb", c.Sandboxes.MemoryMB, 1 << 30}, {"images_mb", c.Sandboxes.ImagesMB, 1 << 30}, {"pool", int64(c.Sandboxes.Pool), 1000},
+	} {
+		if f.value < 0 || f.value > f.max {
+			return fmt.Errorf("sandboxes.%s: %d is not between 0 and %d", f.name, f.value, f.max)
+		}
 	}
 	return nil
 }

@@ -5,20 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"syscall"
+	"time"
 
+	"github.com/planaria/planaria/internal/keeper"
 	"github.com/planaria/planaria/internal/sandbox"
 )
 
 // openSandboxes opens the folder of the agents' machines where this process is
 // to run them. Those that live on from before are found again by their
 // sessions' next owner, whether the last process drained or was killed.
-func (p *process) openSandboxes(ctx context.Context) error {
+func (p *process) openSandboxes(ctx context.Context, dial keeper.DialFunc) error {
 	on, err := p.sandboxesOn()
 	if err != nil || !on {
 		return err
 	}
+	c := p.cfg.Sandboxes
 	p.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: p.cfg.sandboxDir(), Blobs: p.blobs, Log: p.log,
+		MemoryBytes: c.MemoryMB << 20, RootBytes: c.ImagesMB << 20, Layouts: c.Layouts, CPUFeatures: c.CPUFeatures,
+		Transport: p.imageTransport(dial),
 		// A sandbox has a way out once a driver of p.sessions holds it, so not
 		// before openRooms has made that.
 		Egress: func(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) {
@@ -68,4 +75,45 @@ func (p *process) sandboxesOn() (bool, error) {
 		return false, nil
 	}
 	return true, nil
+}
+
+// imageTransport reaches the registries of images. Tenants name them, so it
+// refuses the addresses that agents may not reach either.
+func (p *process) imageTransport(dial keeper.DialFunc) http.RoundTripper {
+	t := &http.Transport{ForceAttemptHTTP2: true, TLSHandshakeTimeout: dialTime, IdleConnTimeout: idleTime, ResponseHeaderTimeout: registryTime}
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if p.cfg.AllowPrivateNetworks {
+			ctx = keeper.Private(ctx)
+		}
+		return dial(ctx, network, addr)
+	}
+	return t
+}
+
+const (
+	// registryTime bounds the wait for the begin of a registry's answer.
+	registryTime = time.Minute
+	// poolTime is between two looks at the pool.
+	poolTime = time.Second
+	// poolRest is how long the pool is let be when it cannot be filled.
+	poolRest = 30 * time.Second
+)
+
+// keepPool keeps sandboxes of the default environment ready made until ctx ends.
+func (p *process) keepPool(ctx context.Context) error {
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wait.C:
+		}
+		next := poolTime
+		if err := p.machines.Warm(ctx, sandbox.Spec{}, p.cfg.Sandboxes.Pool); err != nil && ctx.Err() == nil {
+			p.log.Warn("cannot fill the pool of sandboxes", "err", err)
+			next = poolRest
+		}
+		wait.Reset(next)
+	}
 }

@@ -198,6 +198,9 @@ func (p *process) run(ctx context.Context) error {
 	part("store", func() error { return p.db.Run(storeCtx) })
 	part("node", func() error { defer close(left); return p.node.Run(nodeCtx) })
 	part("sessions", func() error { defer close(drained); return p.sessions.Run(ctx) })
+	if p.machines != nil && p.cfg.Sandboxes.Pool > 0 {
+		part("pool of sandboxes", func() error { return p.keepPool(ctx) })
+	}
 	part("api", func() error { return served(p.api.Serve(p.listener)) })
 	if p.models != nil {
 		part("scripted model", func() error { return served(p.models.Serve(p.script)) })
@@ -423,14 +426,17 @@ func (p *process) openRooms(ctx context.Context) error {
 		AllowPrivateNetworks: p.cfg.AllowPrivateNetworks, Observe: p.tel.Ended})
 	p.onClose(p.keeper.Close)
 	gate := gateway.New(gateway.Config{DB: p.db, Keeper: p.keeper, Effects: effects, Logger: p.log,
-		Contradicted: p.tel.Contradicted, Settled: p.tel.Settled})
+		Contradicted: p.tel.Contradicted, Settled: p.tel.Settled,
+		PackageHosts: p.cfg.Sandboxes.PackageHosts})
 	sc := session.Config{DB: p.db, Logger: p.log, MaxRunning: p.cfg.MaxRunning, Observe: p.tel}
 	if p.cfg.has(roleWorker) {
 		sc.Node, sc.Gateway = p.node, gate
-		if err := p.openSandboxes(ctx); err != nil {
+		if err := p.openSandboxes(ctx, dial); err != nil {
 			return err
 		}
-		sc.Sandboxes = p.machines
+		if p.machines != nil {
+			sc.Sandboxes, sc.Root = p.machines, p.machines.Image
+		}
 	}
 	p.sessions = session.New(sc)
 	handler := server.New(server.Config{DB: p.db, Sessions: p.sessions, Master: p.master, Node: p.node.ID(), Version: version,
