@@ -20,6 +20,10 @@ import (
 // and what to do; it is for the one who named the image.
 var ErrImage = errors.New("image cannot be used")
 
+// ErrRegistry is an ErrImage that may pass by itself: the registry gave no
+// answer that says anything about the image.
+var ErrRegistry = errors.New("registry is out of reach")
+
 // imageError is an ErrImage whose text stands for itself.
 type imageError struct {
 	text string
@@ -194,8 +198,7 @@ func (r *Runtime) fetchImage(ctx context.Context, name string) (Root, error) {
 	}
 	found, err := r.resolveImage(ctx, ref)
 	if err != nil {
-		var off *unreachable
-		if root, rerr := r.unpackedRoot(tag.digest); known && rerr == nil && errors.As(err, &off) {
+		if root, rerr := r.unpackedRoot(tag.digest); known && rerr == nil && errors.Is(err, ErrRegistry) {
 			r.log.Warn("cannot ask for an image's tag; uses what it stood for last", "image", name, "digest", tag.digest, "err", err)
 			return root, nil
 		}
@@ -368,6 +371,13 @@ func (r *Runtime) rootsInUse() (map[string]bool, error) {
 	ids, err := r.Snapshots()
 	if err != nil {
 		return nil, err
+	}
+	templates, err := r.ofTemplates()
+	if err != nil {
+		return nil, err
+	}
+	for id := range templates {
+		ids = append(ids, id)
 	}
 	for _, id := range ids {
 		if m, err := r.ReadSnapshot(id); err == nil {

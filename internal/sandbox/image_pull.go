@@ -55,12 +55,6 @@ type foundImage struct {
 	pinned string // name with digest
 }
 
-// unreachable: the registry gave no answer that says anything about the image.
-type unreachable struct{ err error }
-
-func (u *unreachable) Error() string { return u.err.Error() }
-func (u *unreachable) Unwrap() error { return u.err }
-
 // parseImage reads a name and refuses what this node does not offer.
 func (r *Runtime) parseImage(image string) (*imageRef, error) {
 	if rest, ok := strings.CutPrefix(image, layoutPrefix); ok {
@@ -454,15 +448,19 @@ func explainImage(ref *imageRef, err error) error {
 		case http.StatusUnauthorized, http.StatusForbidden:
 			return text("%s refuses it: it is private or does not exist; check its name, or ask the node's operator for credentials of the registry", where)
 		case http.StatusTooManyRequests:
-			return &unreachable{text("%s asks for fewer requests; try again later, or use a mirror", where)}
+			err = fmt.Errorf("%w: %w", ErrRegistry, err)
+			return text("%s asks for fewer requests; try again later, or use a mirror", where)
 		}
-		return &unreachable{text("%s answered with status %d; try again later", where, answer.StatusCode)}
+		err = fmt.Errorf("%w: %w", ErrRegistry, err)
+		return text("%s answered with status %d; try again later", where, answer.StatusCode)
 	case ref.remote == nil:
 		return text("the folder cannot be read: %s", plain(err.Error()))
 	case errors.Is(err, errPlain):
 		return text("%s: %v; put it behind TLS", where, errPlain)
 	}
-	return &unreachable{text("%s cannot be reached (%s); check the name and the node's network, then try again", where, plain(err.Error()))}
+	why := plain(err.Error())
+	err = fmt.Errorf("%w: %w", ErrRegistry, err)
+	return text("%s cannot be reached (%s); check the name and the node's network, then try again", where, why)
 }
 
 // plain shortens what others wrote and takes control characters out of it.

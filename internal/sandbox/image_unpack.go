@@ -128,13 +128,14 @@ func (r *Runtime) unpackImage(ctx context.Context, found *foundImage, digest str
 	return meta, syncDir(filepath.Dir(dir))
 }
 
-// imageEnv keeps the variables that an image's configuration sets.
+// imageEnv keeps the variables that an image's configuration sets, but for those
+// that name a proxy: the way out of a sandbox is ours.
 func imageEnv(image string, env []string, limit int) ([]string, error) {
 	var out []string
 	n := 0
 	for _, e := range env {
 		name, _, ok := strings.Cut(e, "=")
-		if !ok || name == "" || strings.ContainsRune(e, 0) {
+		if !ok || name == "" || strings.ContainsRune(e, 0) || strings.HasSuffix(strings.ToLower(name), "_proxy") {
 			continue
 		}
 		if n += len(e); n > limit {

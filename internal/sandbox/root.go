@@ -212,6 +212,13 @@ func (r *Runtime) root(ctx context.Context, root Root) (rootRef, error) {
 	return r.exactRoot(ctx, root)
 }
 
+// RootDigest is the digest of a root file system as a snapshot on it will name
+// it. It may wait for the listing of /usr.
+func (r *Runtime) RootDigest(ctx context.Context, root Root) (string, error) {
+	ref, err := r.exactRoot(ctx, root)
+	return ref.Digest, err
+}
+
 // exactRoot is root without what another process noted.
 func (r *Runtime) exactRoot(ctx context.Context, root Root) (rootRef, error) {
 	switch {

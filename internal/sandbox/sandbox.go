@@ -428,7 +428,7 @@ func (r *Runtime) take(ctx context.Context, spec Spec, binary string) (*Sandbox,
 	s.mu.Lock()
 	s.state.Workspace, s.state.ID, s.state.Fence = spec.Workspace, spec.ID, spec.Fence
 	s.state.Egress = !spec.NoEgress && r.cfg.Egress != nil
-	s.state.Env = spec.Env
+	s.state.Env = append(slices.Clone(spec.Root.Env), spec.Env...)
 	s.state.Phase = phaseStarting
 	s.mu.Unlock()
 	if err := s.save(); err != nil {

@@ -243,14 +243,22 @@ func (r *Runtime) ReadSnapshot(id string) (*Manifest, error) {
 	return m, nil
 }
 
-// Snapshots lists the ids of the images that lie in this folder.
+// Snapshots lists the ids of the images that lie in this folder, but for those
+// of templates.
 func (r *Runtime) Snapshots() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "snapshots"))
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
+	templates, err := r.ofTemplates()
+	if err != nil {
+		return nil, err
+	}
 	var out []string
 	for _, e := range entries {
+		if templates[e.Name()] {
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(r.snapshotDir(e.Name()), manifestFile)); err == nil && snapshotName.MatchString(e.Name()) {
 			out = append(out, e.Name())
 		}

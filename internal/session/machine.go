@@ -236,6 +236,9 @@ const adopting = 10 * time.Second
 // Egress serves one connection of a process in a sandbox under the session that
 // holds it; a sandbox that no driver holds has no way out.
 func (m *Manager) Egress(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) {
+	if m.builds.serve(ctx, m.cfg.Gateway, s, conn) {
+		return
+	}
 	d, b := m.holder(ctx, s)
 	if b == nil || !b.enter() {
 		_ = conn.Close()

@@ -37,6 +37,7 @@ type Manager struct {
 	holders  holders
 	keep     keeping // of snapshots
 	paused   paused
+	builds   builds // of environments' packages
 }
 
 // New makes a manager.

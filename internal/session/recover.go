@@ -199,7 +199,9 @@ func (d *driver) noMachine(ctx context.Context, err error, tries int, needing []
 
 // final reports whether an error of making a machine stays what it is however
 // often it is tried: the model and the user read it.
-func final(err error) bool { return false }
+func final(err error) bool {
+	return errors.Is(err, sandbox.ErrImage) && !errors.Is(err, sandbox.ErrRegistry) || errors.As(err, new(*BuildError))
+}
 
 // start makes a fresh machine. rec says why, when it is not the session's first.
 //
