@@ -116,7 +116,7 @@ func readLine(r *bufio.Reader, left *int) (string, error) {
 func (h *head) first(line string) error {
 	method, rest, ok := strings.Cut(line, " ")
 	target, version, ok2 := strings.Cut(rest, " ")
-	if !ok || !ok2 || !isToken(method) || len(method) > maxMethod || !isTarget(target) {
+	if !ok || !ok2 || strings.Contains(version, " ") || !isToken(method) || len(method) > maxMethod || !isTarget(target) {
 		return bad("the first line is not one of an HTTP request; this is a proxy for HTTP and CONNECT")
 	}
 	switch version {
@@ -197,6 +197,16 @@ func (h *head) judge() error {
 
 // hasBody reports whether bytes follow the head.
 func (h *head) hasBody() bool { return h.chunked || h.length > 0 }
+
+// value is that of the first field of a name in lower case.
+func (h *head) value(name string) string {
+	for _, f := range h.fields {
+		if strings.EqualFold(f.name, name) {
+			return f.value
+		}
+	}
+	return ""
+}
 
 // url takes the target of a request apart that is not CONNECT: where to, and
 // the path with query. within is where a tunnel of plain HTTP leads; there the

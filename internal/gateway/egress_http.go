@@ -50,12 +50,15 @@ func (e *egress) exchange(ctx context.Context, h *head, w *way, rebuilt []byte) 
 	if _, err := w.Write(rebuilt); err != nil {
 		return e.refuse(h, upstreamEnded), errCut
 	}
-	if h.expect {
-		if _, err := io.WriteString(e.conn, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
-			return false, errCut
-		}
+	if err := e.goOn(h); err != nil {
+		return false, err
 	}
-	sent := e.sendBody(h, w)
+	sent := e.sendBody(h, func(body io.Reader) error {
+		if h.chunked {
+			return copyChunked(w, body)
+		}
+		return copyPlain(w, body)
+	})
 	defer func() {
 		if !keep {
 			// What is still on its way in would be read as the next request.
@@ -82,10 +85,20 @@ func (e *egress) exchange(ctx context.Context, h *head, w *way, rebuilt []byte) 
 var upstreamEnded = &denial{status: http.StatusBadGateway, token: "connection_terminated",
 	text: "the host ended the connection, or its answer is no HTTP. The request may have been acted on."}
 
+// goOn tells a process that waits with its body for our word to send it.
+func (e *egress) goOn(h *head) error {
+	if h.expect {
+		if _, err := io.WriteString(e.conn, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
+			return errCut
+		}
+	}
+	return nil
+}
+
 // sendBody passes the body of a request on, beside the reading of its answer. A body that does not go out to its end
 // cuts everything: no upstream takes half of one for a whole one, and nothing of
 // it is read as the next request.
-func (e *egress) sendBody(h *head, w *way) *sending {
+func (e *egress) sendBody(h *head, send func(body io.Reader) error) *sending {
 	s := &sending{over: make(chan struct{})}
 	if !h.hasBody() {
 		s.all = true
@@ -94,7 +107,7 @@ func (e *egress) sendBody(h *head, w *way) *sending {
 	}
 	go func() {
 		defer close(s.over)
-		err := e.copyBody(h, w)
+		err := send(e.body(h))
 		var read *readError
 		if errors.As(err, &read) {
 			e.cut(errBody)
@@ -122,26 +135,52 @@ func (s *sending) whole() bool {
 
 var errBody = errors.New("the process sent half a body, or one in no proper form")
 
+// body reads the body of h; io.EOF is its proper end.
+func (e *egress) body(h *head) io.Reader {
+	if h.chunked {
+		return &chunks{r: e.in}
+	}
+	return &exactly{e.in, h.length}
+}
+
+// exactly reads so many bytes.
+type exactly struct {
+	r    io.Reader
+	left int64
+}
+
+func (x *exactly) Read(p []byte) (int, error) {
+	if x.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := x.r.Read(p[:min(int64(len(p)), x.left)])
+	x.left -= int64(n)
+	if errors.Is(err, io.EOF) && x.left > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
 // readError is one of the reading side of a copy.
 type readError struct{ error }
 
-func (e *egress) copyBody(h *head, w *way) error {
-	if h.chunked {
-		return copyChunked(w, &chunks{r: e.in})
-	}
+// copyPlain writes what from gives. Errors of from are *readError.
+func copyPlain(to io.Writer, from io.Reader) error {
 	buf := make([]byte, egressBuffer)
-	for left := h.length; left > 0; {
-		n, err := e.in.Read(buf[:min(left, int64(len(buf)))])
-		if left -= int64(n); n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
 				return err
 			}
 		}
-		if err != nil && left > 0 {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
 			return &readError{err}
 		}
 	}
-	return nil
 }
 
 // copyChunked writes what from gives, in chunks, each at once. Only a good end
@@ -209,7 +248,7 @@ func (e *egress) answer(resp *http.Response, h *head, whole bool) (keep bool, er
 	if chunked {
 		err = copyChunked(e.conn, resp.Body)
 	} else {
-		_, err = io.CopyBuffer(struct{ io.Writer }{e.conn}, struct{ io.Reader }{resp.Body}, make([]byte, egressBuffer))
+		err = copyPlain(e.conn, resp.Body)
 	}
 	if err != nil {
 		e.cut(errCut) // so that half an answer is not taken for a whole one

@@ -25,6 +25,7 @@ import (
 	"crypto/x509"
 	"log/slog"
 	"net"
+	"net/url"
 	"sync"
 	"time"
 
@@ -73,6 +74,8 @@ type Keeper struct {
 	conns map[connKey]*conn
 	swept time.Time
 	left  map[store.EffectID]bool // idempotent effects that this process has sent and not ended
+
+	places map[movedKey]*url.URL // repositories that have moved on their host
 }
 
 // New makes a Keeper; no I/O.
@@ -80,7 +83,7 @@ func New(cfg Config) *Keeper {
 	if cfg.Dial == nil {
 		cfg.Dial = Guard((&net.Dialer{Timeout: dialTime}).DialContext, nil)
 	}
-	k := &Keeper{cfg: cfg, log: cfg.Logger, conns: map[connKey]*conn{}, left: map[store.EffectID]bool{}, tls: &tls.Config{RootCAs: cfg.Roots}}
+	k := &Keeper{cfg: cfg, log: cfg.Logger, conns: map[connKey]*conn{}, left: map[store.EffectID]bool{}, places: map[movedKey]*url.URL{}, tls: &tls.Config{RootCAs: cfg.Roots}}
 	if k.log == nil {
 		k.log = slog.Default()
 	}

@@ -67,6 +67,8 @@ type limited struct {
 	left int64
 }
 
+var errTLS = errors.New("tls")
+
 var errTooLarge = errors.New("answer is larger than allowed")
 
 func (l *limited) Read(p []byte) (int, error) {
@@ -101,7 +103,7 @@ func dialLine(ctx context.Context, dial DialFunc, u *url.URL, roots *tls.Config)
 		t := tls.Client(raw, cfg)
 		if err := t.HandshakeContext(ctx); err != nil {
 			c.Close()
-			return nil, fmt.Errorf("tls: %w", err)
+			return nil, fmt.Errorf("%w: %w", errTLS, err)
 		}
 		conn = t
 	}
