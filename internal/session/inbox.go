@@ -214,6 +214,8 @@ func (d *driver) control(ctx context.Context, r store.Inbox) error {
 		drafts = append(drafts, event(d.newID("sevt_"), evResumed, "", nil))
 		_, err := d.append(ctx, store.Append{Entries: drafts, Consume: consume})
 		return err
+	case controlCheckpoint:
+		return d.checkpoint(ctx, r)
 	case controlLeave:
 		d.leaving = true
 		_, err := d.append(ctx, store.Append{Consume: consume})

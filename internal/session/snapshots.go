@@ -1,10 +1,12 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,12 +44,17 @@ type saves struct {
 	mu     sync.Mutex // guards the fields below
 	flight *flight    // newest one that was started in the background
 	failed bool       // the newest try failed
-	newest *store.Snapshot
-	at     time.Time        // when newest was taken
-	state  sandbox.Activity // what the sandbox had done when newest was taken
-	read   bool             // the log was asked for newest
-	stop   func()           // of the interval's goroutine
-	held   func()           // lets go of an image that is not named yet, see saveForSuspend
+	newest *savedAs   // nil: there is none
+	read   bool       // the store was asked for newest
+	stop   func()     // of the interval's goroutine
+	held   []func()   // let go of images that no entry names yet, see saveForSuspend
+}
+
+// savedAs is the newest snapshot of the sandbox.
+type savedAs struct {
+	store.Snapshot
+	activity sandbox.Activity // what had happened inside when it was taken
+	logged   bool             // the log names it
 }
 
 // flight is a snapshot under way in the background.
@@ -63,29 +70,26 @@ func (d *driver) machine() *sandbox.Sandbox {
 	return d.box
 }
 
-// saving is what the environment says of snapshots, with the defaults.
+// saving is what the session's environment says of snapshots.
 func (d *driver) saving() (m api.Machine) {
+	var raw json.RawMessage
+	d.read(func(st *state) { raw = st.config.Environment })
+	return savingOf(raw)
+}
+
+// savingOf fills in the defaults.
+func savingOf(environment json.RawMessage) api.Machine {
 	var config struct {
 		Planaria api.Machine `json:"planaria"`
 	}
-	d.read(func(st *state) {
-		if len(st.config.Environment) > 0 {
-			_ = json.Unmarshal(st.config.Environment, &config) // checked when it was created
-		}
-	})
-	m = config.Planaria
-	if m.Snapshot == "" {
-		m.Snapshot = api.SnapshotStep
+	if len(environment) > 0 {
+		_ = json.Unmarshal(environment, &config) // checked when it was created
 	}
-	if m.IntervalSeconds == 0 {
-		m.IntervalSeconds = 300
-	}
-	if m.OutputCommit == "" {
-		m.OutputCommit = api.CommitLocal
-	}
-	if m.KeepSnapshots == 0 {
-		m.KeepSnapshots = 5
-	}
+	m := config.Planaria
+	m.Snapshot = cmp.Or(m.Snapshot, api.SnapshotStep)
+	m.IntervalSeconds = cmp.Or(m.IntervalSeconds, 300)
+	m.OutputCommit = cmp.Or(m.OutputCommit, api.CommitLocal)
+	m.KeepSnapshots = cmp.Or(m.KeepSnapshots, 5)
 	return m
 }
 
@@ -132,6 +136,18 @@ func (d *driver) through() (seq store.Seq) {
 	return seq
 }
 
+// shut reports whether the machine is not to be looked at from aside: calls are
+// run again in it, or it is being suspended.
+func (d *driver) shut() bool {
+	b := d.held()
+	if b == nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.shut
+}
+
 // startInterval starts the timer of policy interval, once.
 func (d *driver) startInterval(ctx context.Context, every time.Duration) {
 	d.saves.mu.Lock()
@@ -152,7 +168,7 @@ func (d *driver) startInterval(ctx context.Context, every time.Duration) {
 				return
 			case <-t.C:
 			}
-			if d.machine() != nil {
+			if d.machine() != nil && !d.shut() {
 				_ = d.unpanicked(func() error { return d.save(ctx, whyInterval, d.through()) })
 			}
 		}
@@ -189,44 +205,57 @@ func (d *driver) endSaves() {
 	if stop != nil {
 		stop()
 	}
-	if held != nil {
-		held()
+	for _, release := range held {
+		release()
 	}
 }
 
 // save takes a snapshot if anything changed since the newest one, and logs it.
 // nil: the log names a snapshot that holds the state as it was when save was
 // called, or later.
+//
+//  1. the image, durable and verified. A crash from here to 2 leaves an image
+//     that no entry names; the keeper of snapshots removes it.
+//  2. the entry, critical: from here on it can be restored.
 func (d *driver) save(ctx context.Context, why string, through store.Seq) error {
 	d.saves.take.Lock()
 	defer d.saves.take.Unlock()
-	body, release, err := d.takeSnapshot(ctx, why, through)
+	s, release, err := d.takeSnapshot(ctx, why, through, false)
 	defer release()
-	if err != nil || body == nil {
+	if err != nil || s == nil || s.logged {
 		return err
 	}
-	return d.logSnapshot(ctx, body)
-}
-
-// logSnapshot names a taken snapshot in the log. A crash before this commit
-// leaves an image that nobody names; after it there is nothing to repair.
-func (d *driver) logSnapshot(ctx context.Context, body *store.Snapshot) error {
 	if err := d.m.fault("before_snapshot"); err != nil {
 		return err
 	}
-	if _, err := d.append(ctx, store.Append{Entries: []store.Draft{record(store.KindSnapshot, d.newID("rec_"), "", body)}}); err != nil {
-		return fmt.Errorf("log snapshot %s: %w", body.Snapshot, err)
+	if err := d.logSnapshots(ctx, nil, s.Snapshot); err != nil {
+		return err
 	}
 	d.saves.mu.Lock()
-	d.saves.newest, d.saves.read = body, true
+	s.logged = true
 	d.saves.mu.Unlock()
+	d.m.keep.look(d.ws, d.id, packAfter)
 	return d.m.fault("after_snapshot")
 }
 
-// takeSnapshot makes an image if anything changed since the newest snapshot;
-// nil when nothing did. saves.take is held. Until release is called the image
-// is not swept though no entry names it.
-func (d *driver) takeSnapshot(ctx context.Context, why string, through store.Seq) (body *store.Snapshot, release func(), err error) {
+// logSnapshots appends entries about snapshots.
+func (d *driver) logSnapshots(ctx context.Context, consume []string, bodies ...store.Snapshot) error {
+	a := store.Append{Consume: consume}
+	for _, b := range bodies {
+		b.V = store.BodyVersion
+		a.Entries = append(a.Entries, record(store.KindSnapshot, d.newID("rec_"), "", b))
+	}
+	if _, err := d.append(ctx, a); err != nil {
+		return fmt.Errorf("log snapshots: %w", err)
+	}
+	return nil
+}
+
+// takeSnapshot makes an image if anything changed since the newest one, and
+// returns the newest; nil when there is none and nothing to save, unless must
+// is set. saves.take is held. Until release is called the image is not swept
+// though no entry names it.
+func (d *driver) takeSnapshot(ctx context.Context, why string, through store.Seq, must bool) (s *savedAs, release func(), err error) {
 	release = func() {}
 	box := d.machine()
 	if box == nil {
@@ -234,47 +263,106 @@ func (d *driver) takeSnapshot(ctx context.Context, why string, through store.Seq
 	}
 	ctx, cancel := context.WithTimeout(ctx, saveTime)
 	defer cancel()
-	activity, changed, err := d.changed(ctx, box)
-	if err == nil && !changed {
-		return nil, release, nil
+	newest, activity, changed, err := d.changed(ctx, box)
+	if err == nil && !changed && (newest != nil || !must) {
+		return newest, release, nil
 	}
+	release = d.m.keep.taking()
 	began := time.Now()
 	var m *sandbox.Manifest
 	if err == nil {
 		m, err = box.Snapshot(ctx)
 	}
+	if err == nil {
+		s, err = d.describe(ctx, m, why, through)
+	}
 	d.observeSaved(ctx, why, m, time.Since(began), err)
 	if err != nil {
 		return nil, release, err
 	}
-	body = &store.Snapshot{V: store.BodyVersion, Act: store.SnapshotTaken, Snapshot: m.ID, Why: why, Node: d.lease.Node(),
-		Through: through, Parent: m.Parent, Root: m.Root.Digest, Runtime: m.Runtime, Generation: m.Generation,
-		Bytes: m.Size(), PauseMS: m.Took.Checkpoint}
-	for _, id := range append(m.Running, m.Kept...) {
-		body.Running = append(body.Running, store.EventID(id))
-	}
+	s.activity, s.Activity = activity, encode(activity)
 	d.saves.mu.Lock()
-	d.saves.at, d.saves.state = m.At, activity
+	d.saves.newest = s
 	d.saves.mu.Unlock()
-	return body, release, nil
+	return s, release, nil
 }
 
-// changed asks the sandbox whether anything happened since the newest snapshot.
-func (d *driver) changed(ctx context.Context, box *sandbox.Sandbox) (sandbox.Activity, bool, error) {
-	now, err := box.Activity(ctx)
-	if err != nil {
-		return now, false, err
+// describe makes the record of a taken image. through was read before it was
+// begun; calls that ended meanwhile may be inside or not, so they are listed
+// with those that ran: whoever restores it asks the sandbox for them.
+func (d *driver) describe(ctx context.Context, m *sandbox.Manifest, why string, through store.Seq) (*savedAs, error) {
+	s := &savedAs{Snapshot: store.Snapshot{V: store.BodyVersion, Act: store.SnapshotTaken, Snapshot: m.ID, Why: why, Node: d.lease.Node(),
+		Through: through, Parent: m.Parent, Root: m.Root.Digest, Runtime: m.Runtime, Generation: m.Generation,
+		Bytes: m.Size(), PauseMS: m.Took.Checkpoint}}
+	add := func(id store.EventID) {
+		if id != "" && !slices.Contains(s.Running, id) {
+			s.Running = append(s.Running, id)
+		}
 	}
+	for _, id := range append(m.Running, m.Kept...) {
+		add(store.EventID(id))
+	}
+	ended, err := d.m.db.Entries(ctx, d.ws, d.id, store.Range{After: through, Types: []string{evToolResult}})
+	if err != nil {
+		return nil, fmt.Errorf("read what ended meanwhile: %w", err)
+	}
+	for _, e := range ended {
+		var b eventBody
+		if json.Unmarshal(e.Body, &b) == nil {
+			add(b.ToolUseID)
+		}
+	}
+	return s, nil
+}
+
+// changed asks the sandbox whether anything happened since its newest snapshot.
+// Without one, only calls that may change something count: a machine that was
+// just made can be made again.
+func (d *driver) changed(ctx context.Context, box *sandbox.Sandbox) (newest *savedAs, now sandbox.Activity, changed bool, err error) {
+	if newest, err = d.newest(ctx); err != nil {
+		return nil, now, false, err
+	}
+	if now, err = box.Activity(ctx); err != nil {
+		return nil, now, false, err
+	}
+	if newest == nil {
+		return nil, now, now.Calls > 0, nil
+	}
+	if newest.Snapshot.Snapshot != box.NewestSnapshot() || newest.Generation != box.Generation() {
+		return nil, now, true, nil // it is of an earlier life
+	}
+	// One that was taken while calls ran holds them half done.
+	return newest, now, len(newest.Running) > 0 || !sandbox.Same(now, newest.activity), nil
+}
+
+// newest is the session's newest snapshot, from the store at the first look.
+func (d *driver) newest(ctx context.Context) (*savedAs, error) {
 	d.saves.mu.Lock()
 	defer d.saves.mu.Unlock()
-	return now, d.saves.newest == nil || d.saves.newest.Generation != box.Generation() || !sandbox.Same(now, d.saves.state), nil
+	if d.saves.newest != nil || d.saves.read {
+		return d.saves.newest, nil
+	}
+	rows, err := d.m.db.Snapshots(ctx, d.ws, d.id)
+	if err != nil {
+		return nil, err
+	}
+	d.saves.read = true
+	if len(rows) > 0 {
+		r := rows[0]
+		s := &savedAs{logged: true, Snapshot: store.Snapshot{V: store.BodyVersion, Act: store.SnapshotTaken, Snapshot: r.ID, Why: r.Why,
+			Node: r.Node, Through: r.Through, Parent: r.Parent, Root: r.Root, Runtime: r.Runtime, Running: r.Running,
+			Generation: r.Generation, Bytes: r.Bytes, PauseMS: r.PauseMS, Activity: r.Activity}}
+		_ = json.Unmarshal(r.Activity, &s.activity) // else it looks changed
+		d.saves.newest = s
+	}
+	return d.saves.newest, nil
 }
 
 // observeSaved counts a try. A missing checkpoint is an alarm and never the
 // session's failure (trial G 95); that the driver is leaving is neither.
 func (d *driver) observeSaved(ctx context.Context, why string, m *sandbox.Manifest, elapsed time.Duration, err error) {
-	if err != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return // cut short, by whoever had a reason to
 	}
 	d.saves.mu.Lock()
 	d.saves.failed = err != nil
@@ -296,27 +384,40 @@ func (d *driver) observeSaved(ctx context.Context, why string, m *sandbox.Manife
 // errUnsaved: it could not be made so, and the call must not be attempted; it
 // gets an honest error, for a session never waits for ever for a disk.
 func (d *driver) durable(ctx context.Context) error {
-	s := d.saving()
-	if s.OutputCommit == api.CommitOff || d.machine() == nil {
+	policy := d.saving().OutputCommit
+	if policy == api.CommitOff || d.machine() == nil {
 		return nil
 	}
 	var err error
 	for range commitTries {
 		d.joinSave(ctx)
-		if err = d.save(ctx, whyCommit, d.through()); err == nil || d.over(err) {
-			break
+		err = d.save(ctx, whyCommit, d.through())
+		if err == nil && policy == api.CommitStored {
+			err = d.store(ctx)
+		}
+		switch {
+		case err == nil || d.over(err):
+			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		}
 	}
-	if err != nil && !d.over(err) {
-		return fmt.Errorf("%w: %w", errUnsaved, err)
+	return fmt.Errorf("%w: %w", errUnsaved, err)
+}
+
+// store packs the newest snapshot.
+func (d *driver) store(ctx context.Context) error {
+	s, err := d.newest(ctx)
+	if err != nil || s == nil {
+		return err
 	}
-	return err
+	return d.m.pack(ctx, d.ws, d.id, s.Snapshot.Snapshot)
 }
 
 // over tells errors that end the lease or the driver.
 func (d *driver) over(err error) bool {
 	var dead *crash
-	return errors.As(err, &dead) || errors.Is(err, store.ErrFenced) || errors.Is(err, context.Canceled)
+	return errors.As(err, &dead) || errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrUnknown) || errors.Is(err, context.Canceled)
 }
 
 // turnEnds is called before the turn's rest is appended: it waits for the
@@ -330,18 +431,19 @@ func (d *driver) turnEnds(ctx context.Context) error {
 	d.saves.mu.Lock()
 	failed := d.saves.failed
 	d.saves.mu.Unlock()
-	policy := d.saving().Snapshot
-	if policy != api.SnapshotTurn && !(policy == api.SnapshotStep && failed) {
-		return nil
-	}
-	why := whyTurn
-	if policy == api.SnapshotStep {
+	var why string
+	switch policy := d.saving().Snapshot; {
+	case policy == api.SnapshotTurn:
+		why = whyTurn
+	case policy == api.SnapshotStep && failed:
 		why = whyStep
+	default:
+		return nil
 	}
 	if err := d.save(ctx, why, d.through()); d.over(err) {
 		return err
 	}
-	return nil
+	return nil // else counted and logged: it fails no session
 }
 
 // saveForSuspend returns the record of the snapshot that the machine is
@@ -354,21 +456,20 @@ func (d *driver) saveForSuspend(ctx context.Context) (store.Snapshot, error) {
 	d.joinSave(ctx)
 	d.saves.take.Lock()
 	defer d.saves.take.Unlock()
-	if d.machine() == nil {
-		return store.Snapshot{}, fmt.Errorf("suspend: %w", sandbox.ErrNotFound)
-	}
 	through := d.through()
-	body, release, err := d.takeSnapshot(ctx, whySuspend, through)
+	s, release, err := d.takeSnapshot(ctx, whySuspend, through, true)
+	if err == nil && s == nil {
+		err = sandbox.ErrNotFound
+	}
 	if err != nil {
+		release()
 		return store.Snapshot{}, fmt.Errorf("suspend: %w", err)
 	}
 	d.saves.mu.Lock()
-	defer d.saves.mu.Unlock()
-	if body == nil {
-		again := *d.saves.newest
-		again.Through, again.Why = max(again.Through, through), whySuspend
-		return again, nil
-	}
-	d.saves.newest, d.saves.held = body, release
-	return *body, nil
+	d.saves.held = append(d.saves.held, release)
+	body := s.Snapshot
+	d.saves.mu.Unlock()
+	body.Through, body.Why = max(body.Through, through), whySuspend
+	d.m.keep.look(d.ws, d.id, time.Second)
+	return body, nil
 }
