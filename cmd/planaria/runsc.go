@@ -68,7 +68,7 @@ func runsc() {
 	}
 	commands := map[util.SubCommand]string{}
 	for _, c := range []util.SubCommand{
-		new(cmd.Checkpoint), new(cmd.Create), new(cmd.Delete), new(cmd.Pause), new(cmd.Restore), new(cmd.Resume),
+		new(cmd.Checkpoint), new(cmd.Create), new(cmd.Delete), new(cmd.Kill), new(cmd.Pause), new(cmd.Restore), new(cmd.Resume),
 		new(cmd.Start), new(cmd.State), new(cmd.List), new(sentrycmd.Boot), new(cmd.Gofer), new(sentrycmd.Umount),
 	} {
 		commands[c] = ""

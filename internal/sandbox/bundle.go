@@ -91,9 +91,10 @@ func writeBundle(dir string, st *state, binaryDir, ctlDir string) error {
 		Mounts: []ociMount{
 			{"/proc", "proc", "proc", nil},
 			{"/sys", "sysfs", "sysfs", []string{"nosuid", "noexec", "nodev", "ro"}},
-			{"/dev", "tmpfs", "tmpfs", nil},
+			{"/dev", "tmpfs", "tmpfs", []string{"ro"}}, // it has no size, and files in it would be memory
 			{"/dev/pts", "devpts", "devpts", nil},
-			{"/dev/shm", "tmpfs", "tmpfs", []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", st.Limits.MemoryBytes/2)}},
+			{"/dev/shm", "tmpfs", "tmpfs", []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", st.Limits.MemoryBytes/4)}},
+			{"/tmp", "tmpfs", "tmpfs", []string{"nosuid", "nodev", "mode=1777", fmt.Sprintf("size=%d", st.Limits.MemoryBytes/2)}},
 			{guest.BinaryDir, "bind", binaryDir, []string{"bind", "ro", "nosuid", "nodev"}},
 			{guest.ControlDir, "bind", ctlDir, []string{"bind", "ro", "nosuid", "nodev", "noexec"}},
 		},

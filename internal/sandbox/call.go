@@ -78,10 +78,17 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string))
 	if err := wire.WriteMessage(st, req); err != nil {
 		return nil, s.why(ctx, err)
 	}
+	heard := make(chan struct{}, 1)
+	stop := s.listen(ctx, heard)
+	defer stop()
 	for {
 		var reply wire.Reply
 		if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
 			return nil, s.why(ctx, err)
+		}
+		select {
+		case heard <- struct{}{}:
+		default:
 		}
 		switch {
 		case reply.Result != nil:
@@ -92,6 +99,59 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string))
 			progress(reply.Progress)
 		}
 	}
+}
+
+// Times of a call's watch over the agent.
+var (
+	silence = 20 * time.Second // without a word: ask whether it is there
+	answer  = 20 * time.Second // for that
+)
+
+// patience is how often the agent may fail to answer in a row. Then the sandbox
+// is ended: its snapshot helps, waiting does not.
+const patience = 6
+
+// listen watches over the agent while a call runs. A process inside can stop it
+// (SIGSTOP); nobody inside can be relied on to wake it.
+func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		missed := 0
+		for {
+			select {
+			case <-heard:
+				missed = 0
+			case <-ctx.Done():
+				return
+			case <-time.After(silence):
+				if s.answers(ctx) || ctx.Err() != nil {
+					missed = 0
+					continue
+				}
+				if missed++; missed == patience {
+					s.r.log.Error("agent is silent; its sandbox was ended", "session", s.ID())
+					s.end()
+					return
+				}
+				s.wake(ctx)
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// answers tells whether the agent does. While a snapshot is taken it cannot.
+func (s *Sandbox) answers(ctx context.Context) bool {
+	if s.paused.Load() || !s.snapshotting.TryLock() {
+		return true
+	}
+	s.snapshotting.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	_, err := s.admin(ctx, wire.Admin{Op: wire.OpPing})
+	return err == nil || errors.Is(err, ErrGone)
 }
 
 // open opens a stream once the agent is there.

@@ -344,7 +344,14 @@ func (s *Sandbox) own(ctx context.Context, fence uint64) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.r.cfg.StartTimeout)
 	defer cancel()
-	return s.link.wait(ctx)
+	half, cancelHalf := context.WithTimeout(ctx, s.r.cfg.StartTimeout/2)
+	defer cancelHalf()
+	err := s.link.wait(half)
+	if err != nil && half.Err() != nil && ctx.Err() == nil {
+		s.wake(ctx) // it dials every half second, unless it was stopped
+		err = s.link.wait(ctx)
+	}
+	return err
 }
 
 // detach lets go of the sandbox, which lives on.

@@ -1,6 +1,9 @@
 package sandbox
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // SetFault makes a named step between two durable ones fail.
 func (r *Runtime) SetFault(f func(at string) error) { r.cfg.fault = f }
@@ -21,3 +24,10 @@ func (r *Runtime) Admit(ctx context.Context, need int64, limits Limits, wait boo
 
 // StartMemory is what a start asks for.
 const StartMemory = startMemory
+
+// SetSilence shortens a call's watch over the agent.
+func SetSilence(d time.Duration) (back func()) {
+	a, b := silence, answer
+	silence, answer = d, d
+	return func() { silence, answer = a, b }
+}

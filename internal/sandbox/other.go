@@ -49,6 +49,10 @@ func (s *Sandbox) watch() {}
 
 func (s *Sandbox) setPhase(string) {}
 
+func (s *Sandbox) wake(context.Context) {}
+
+func (s *Sandbox) end() {}
+
 func entropy() []byte { return nil }
 
 // Kill ends the sandbox and removes its folder.

@@ -303,12 +303,17 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 
 // Pause stops all processes inside until Resume, without a word to them.
 func (s *Sandbox) Pause(ctx context.Context) error {
+	s.paused.Store(true)
 	return s.runsc(ctx, "pause", s.snapshotState().Container)
 }
 
 // Resume lets a paused sandbox go on.
 func (s *Sandbox) Resume(ctx context.Context) error {
-	return s.runsc(ctx, "resume", s.snapshotState().Container)
+	if err := s.runsc(ctx, "resume", s.snapshotState().Container); err != nil {
+		return err
+	}
+	s.paused.Store(false)
+	return nil
 }
 
 // ownBinary is the file of this process, also after it was replaced by another.
@@ -330,6 +335,24 @@ func identify(f *os.File) (fileIdentity, error) {
 // system can; each is its own when it is written.
 func cloneFile(to, from *os.File) bool {
 	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil
+}
+
+// wake lets the agent go on when a process inside has stopped it: gVisor does
+// not spare process 1.
+func (s *Sandbox) wake(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if err := s.runsc(ctx, "kill", s.snapshotState().Container, "CONT"); err != nil {
+		s.r.log.Warn("agent cannot be woken", "session", s.ID(), "err", err)
+	}
+}
+
+// end kills the sandbox's first process and leaves the rest to Kill: for one
+// whose agent is silent for good.
+func (s *Sandbox) end() {
+	if s.alive() {
+		_ = syscall.Kill(s.snapshotState().PID, syscall.SIGKILL)
+	}
 }
 
 // lockFolder makes this process the only one in the folder.

@@ -40,6 +40,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -260,7 +261,8 @@ type Sandbox struct {
 	dir  string // its folder
 	link *hostLink
 
-	snapshotting sync.Mutex // one snapshot at a time
+	snapshotting sync.Mutex  // one snapshot at a time
+	paused       atomic.Bool // by Pause
 
 	use struct { // memory, for admission
 		mu    sync.Mutex

@@ -64,6 +64,7 @@ func begin() (*Agent, error) {
 	if _, _, errno := syscall.RawSyscall6(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0, 0, 0, 0); errno != 0 {
 		return nil, fmt.Errorf("hide the agent's memory: %w", errno)
 	}
+	shield()
 	a := &Agent{
 		reap: newReaper(), key: setup.Key, fence: setup.Fence, owner: setup.Owner, generation: 1,
 		prepared: map[string][]byte{}, limits: setup.Limits, env: setup.Env,

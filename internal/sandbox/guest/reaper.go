@@ -57,3 +57,15 @@ func (r *reaper) collect() {
 		}
 	}
 }
+
+// shield keeps process 1 alive. The system would spare it, but gVisor treats it
+// as any other process: a "kill 1" inside would end or stop the whole sandbox.
+// Signals that are caught do nothing, and processes start with their defaults.
+// Nothing helps against SIGKILL (the sandbox is gone, as after a power cut) and
+// SIGSTOP (the host wakes it again).
+func shield() {
+	signal.Notify(make(chan os.Signal, 1),
+		syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGSEGV, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGTERM, syscall.SIGSTKFLT, syscall.SIGTSTP,
+		syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGXCPU, syscall.SIGXFSZ, syscall.SIGVTALRM, syscall.SIGIO, syscall.SIGPWR, syscall.SIGSYS)
+}
