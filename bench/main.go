@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/planaria/planaria/internal/sandbox"
 )
 
 // sections are the measurements, in the order in which they run.
@@ -31,6 +33,10 @@ var sections = []struct {
 	{"recovery", "from claim to the first new entry, by length of the log", benchRecovery},
 	{"start", "from serve to ready, and the idle process", benchStart},
 	{"memory", "sleeping and running sessions in one process", benchMemory},
+	{"sandbox", "start, calls, snapshot, restore and sizes of one sandbox", benchSandbox},
+	{"density", "many small sandboxes at once", benchDensity},
+	{"overhead", "a shell-intensive run as a plain process, in a sandbox, and with snapshots", benchOverhead},
+	{"checkpoint", "recovery and traffic of three ways to save a machine", benchCheckpoint},
 }
 
 // bench is one run.
@@ -39,6 +45,9 @@ type bench struct {
 	dir     string // everything is below it
 	engine  string // sqlite, postgres or both
 	program string // the binary
+	many    int    // sandboxes of section density, 0 for the default
+
+	probed []sandbox.Finding // of this machine; nil: not looked at yet
 }
 
 func main() {
@@ -49,6 +58,7 @@ func main() {
 	flag.StringVar(&b.engine, "engine", "both", "store of the throughput: sqlite, postgres, or both where PostgreSQL is installed")
 	flag.StringVar(&b.dir, "dir", "", "folder on the disk to measure (default: the system's temporary folder)")
 	flag.StringVar(&b.program, "planaria", "", "binary to measure (default: built now)")
+	flag.IntVar(&b.many, "sandboxes", 0, "sandboxes at once in density (default 50, quick 10)")
 	profile := flag.String("cpuprofile", "", "write a CPU profile of the run to this file")
 	flag.Parse()
 	if *profile != "" {

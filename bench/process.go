@@ -28,7 +28,8 @@ func (b *bench) build(ctx context.Context) (string, error) {
 		return filepath.Abs(b.program)
 	}
 	b.program = filepath.Join(b.dir, "planaria")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", b.program, "github.com/planaria/planaria/cmd/planaria")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", b.program, "github.com/planaria/planaria/cmd/planaria")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does; sandboxes need it
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build planaria: %w: %s", err, out)
 	}
