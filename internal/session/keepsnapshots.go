@@ -57,6 +57,7 @@ type keeping struct {
 	takers  map[uint64]bool // snapshots under way whose image no entry names yet
 	due     map[sessionKey]time.Time
 	answers map[string]chan error // of checkpoints asked for, by inbox id
+	inVain  map[string]time.Time  // snapshots whose test said nothing of them
 	wake    chan struct{}
 }
 
@@ -505,11 +506,12 @@ func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed
 }
 
 // testSnapshot restores a copy, without a way out and under a name of its own,
-// and logs what came of it.
+// and logs what came of it. What this machine cannot restore another may: only
+// damage counts against the snapshot.
 func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.SnapshotRow) error {
 	image, err := m.cfg.Sandboxes.ReadSnapshot(x.ID)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil // it is tested where the image lies
+	if errors.Is(err, sandbox.ErrNotFound) || !m.keep.mayTest(x.ID) {
+		return nil // it is tested where the image lies, or later
 	}
 	if err != nil {
 		return err
@@ -524,13 +526,35 @@ func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.Sna
 	}
 	body := store.Snapshot{Act: store.SnapshotTested, Snapshot: x.ID}
 	switch {
-	case unrestorable(err):
+	case errors.Is(err, sandbox.ErrDamaged):
 		m.log.Error("a snapshot failed its test", "session", key.id, "snapshot", x.ID, "err", err)
 		body.Failed = clip(err.Error(), 500)
 	case err != nil:
-		return fmt.Errorf("test snapshot %s: %w", x.ID, err) // of the machine, not of the snapshot
+		m.log.Error("a snapshot could not be tested here", "session", key.id, "snapshot", x.ID, "err", err)
+		m.keep.testedInVain(x.ID)
+		return nil
 	}
 	return m.noteSnapshot(ctx, key, body)
+}
+
+// maxInVain bounds what is remembered of tests that came to nothing.
+const maxInVain = 1000
+
+// mayTest reports whether a test of the snapshot has not just come to nothing.
+func (k *keeping) mayTest(snapshot string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	at, ok := k.inVain[snapshot]
+	return !ok || time.Since(at) > testAgain
+}
+
+func (k *keeping) testedInVain(snapshot string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.inVain == nil || len(k.inVain) >= maxInVain {
+		k.inVain = map[string]time.Time{}
+	}
+	k.inVain[snapshot] = time.Now()
 }
 
 // unpack rebuilds a packed snapshot's image on this node. ErrDamaged,
@@ -553,6 +577,20 @@ func (d *driver) unpack(ctx context.Context, s store.Snapshot) (*sandbox.Manifes
 		err = fmt.Errorf("%w: %w", sandbox.ErrDamaged, err)
 	}
 	return image, err
+}
+
+// reviveFromPack restores a snapshot whose image on this node is damaged from its
+// pack. why is what was found.
+func (d *driver) reviveFromPack(ctx context.Context, saved savedState, why error) (*sandbox.Sandbox, *sandbox.Restored, error) {
+	d.m.log.Error("image is damaged and is rebuilt from its pack", "session", d.id, "snapshot", saved.Snapshot.Snapshot, "err", why)
+	if err := d.m.cfg.Sandboxes.DropImage(saved.Snapshot.Snapshot); err != nil {
+		return nil, nil, errors.Join(why, err)
+	}
+	m, err := d.unpack(ctx, saved.Snapshot)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.m.cfg.Sandboxes.Restore(ctx, m, d.spec())
 }
 
 // imageSweep removes what the log says is dropped, and images that no entry

@@ -362,7 +362,11 @@ func (d *driver) revive(ctx context.Context, saved savedState) (*sandbox.Sandbox
 	if err != nil {
 		return nil, nil, err
 	}
-	return d.m.cfg.Sandboxes.Restore(ctx, m, d.spec())
+	s, back, err := d.m.cfg.Sandboxes.Restore(ctx, m, d.spec())
+	if errors.Is(err, sandbox.ErrDamaged) && len(saved.Packed) > 0 {
+		return d.reviveFromPack(ctx, saved, err)
+	}
+	return s, back, err
 }
 
 // manifest finds a snapshot's image.
@@ -371,15 +375,7 @@ func (d *driver) manifest(ctx context.Context, s store.Snapshot) (*sandbox.Manif
 	if !unrestorable(err) || len(s.Packed) == 0 {
 		return m, err
 	}
-	var packed sandbox.Packed
-	if err := json.Unmarshal(s.Packed, &packed); err != nil {
-		return nil, fmt.Errorf("read the pack of snapshot %s: %w: %w", s.Snapshot, sandbox.ErrDamaged, err)
-	}
-	key, err := d.m.db.Sealer(ctx, d.ws, d.id)
-	if err != nil {
-		return nil, err
-	}
-	return d.m.cfg.Sandboxes.Unpack(ctx, string(d.ws), &packed, key)
+	return d.unpack(ctx, s)
 }
 
 // pastCall is a contained call that ended after the state that was brought back.
