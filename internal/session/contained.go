@@ -276,6 +276,9 @@ func (d *driver) inside(ctx context.Context, b *machine, c *call) (gateway.Answe
 			if errors.Is(e.err, sandbox.ErrGone) || e.err != nil && b.dead() {
 				return e.a, errMachineGone
 			}
+			if errors.Is(e.err, sandbox.ErrFenced) {
+				return e.a, fmt.Errorf("%w: %w", store.ErrFenced, e.err)
+			}
 			if e.err != nil && context.Cause(run) != nil {
 				return e.a, context.Cause(run)
 			}

@@ -163,7 +163,7 @@ func (d *driver) suspend(ctx context.Context, again time.Time) error {
 			Node: d.lease.Node(), Generation: b.s.Generation(), Snapshot: saved.Snapshot}))
 	b.close()
 	if _, err := d.append(ctx, store.Append{Entries: drafts, Rest: true, Seen: d.seen}); err != nil {
-		d.hold(newMachine(b.s)) // what its processes had open was closed, they have a way out again
+		d.hold(b.reopened()) // what its processes had open was closed, they have a way out again
 		return err
 	}
 	d.released = true

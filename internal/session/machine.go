@@ -30,6 +30,10 @@ type machine struct {
 
 	tunnels sync.WaitGroup // connections that are served
 
+	// Owned by the driver.
+	mounted   string                // digest of the resources that are in it
+	collected map[string]outputSeen // outputs that are kept as files, by path
+
 	mu      sync.Mutex
 	shut    bool                   // no new connection is served: calls are run again, or it is let go of
 	running map[store.EventID]bool // contained calls under way
@@ -37,6 +41,13 @@ type machine struct {
 
 func newMachine(s *sandbox.Sandbox) *machine {
 	return &machine{s: s, over: make(chan struct{}), running: map[store.EventID]bool{}}
+}
+
+// reopened is the same machine with its way out open again.
+func (b *machine) reopened() *machine {
+	n := newMachine(b.s)
+	n.mounted, n.collected = b.mounted, b.collected
+	return n
 }
 
 // dead reports whether the sandbox's process is gone.
@@ -324,16 +335,6 @@ func network(e environment, servers []string) gateway.Network {
 	}
 	return n
 }
-
-// repositories lists the git repositories that the machine may fetch through us.
-func (d *driver) repositories() []gateway.Repository { return nil }
-
-// mount puts the session's resources into a fresh machine: files, repositories.
-func (d *driver) mount(ctx context.Context, s *sandbox.Sandbox) error { return nil }
-
-// collect keeps what the agent wrote to the outputs folder as files of the
-// session. It is called when a turn ends, before the session rests.
-func (d *driver) collect(ctx context.Context, s *sandbox.Sandbox) error { return nil }
 
 // sweepEvery is how often sandboxes that nobody holds are looked for.
 const sweepEvery = 2 * time.Second

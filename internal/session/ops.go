@@ -8,6 +8,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/planaria/planaria/internal/policy"
 	"github.com/planaria/planaria/internal/store"
 )
 
@@ -20,7 +21,7 @@ func (m *Manager) Create(ctx context.Context, ws store.WorkspaceID, principal st
 	if p.VaultIDs == nil {
 		p.VaultIDs = []store.VaultID{}
 	}
-	n := store.NewSession{ID: store.SessionID(store.NewID("sesn_", now)), Now: now, Created: store.Created{
+	n := store.NewSession{ID: store.SessionID(store.NewID("sesn_", now)), Now: now, Attach: p.Attach, Created: store.Created{
 		V: store.BodyVersion, Thread: store.ThreadID(store.NewID("sthr_", now)), Creator: principal,
 		Config: store.SessionConfig{Title: p.Title, Metadata: p.Metadata, Agent: p.Agent, EnvironmentID: p.EnvironmentID,
 			Environment: p.Environment, VaultIDs: p.VaultIDs, Resources: p.Resources, Budget: p.Budget}}}
@@ -87,7 +88,11 @@ func (m *Manager) Send(ctx context.Context, ws store.WorkspaceID, id store.Sessi
 	if err != nil {
 		return nil, err
 	}
-	acc, err := m.db.Deliver(ctx, ws, id, ds, func(v store.View) error { return m.check(v, ds, evs) })
+	asked, err := m.contained(ctx, ws, id, evs)
+	if err != nil {
+		return nil, err
+	}
+	acc, err := m.db.Deliver(ctx, ws, id, ds, func(v store.View) error { return m.check(v, ds, evs, asked) })
 	if err != nil {
 		return nil, m.explain(err, id)
 	}
@@ -163,7 +168,7 @@ func (m *Manager) explain(err error, id store.SessionID) error {
 
 // check validates events under the session's row lock and decides which of
 // them start a turn.
-func (m *Manager) check(v store.View, ds []store.Delivery, evs []clientEvent) error {
+func (m *Manager) check(v store.View, ds []store.Delivery, evs []clientEvent, asked map[store.EventID]question) error {
 	s := v.Session()
 	var stop stopReason
 	if len(s.StopReason) > 0 {
@@ -183,7 +188,7 @@ func (m *Manager) check(v store.View, ds []store.Delivery, evs []clientEvent) er
 			ds[i].Starts = ev.Type == inMessage && !waiting && !s.Paused
 		case inInterrupt:
 		case inConfirmation:
-			err = checkConfirmation(v, &ds[i], ev)
+			err = checkConfirmation(v, &ds[i], ev, asked[ev.ToolUseID])
 		case inCustomResult:
 			err = checkResult(v, ds[i], ev)
 		case inToolResult:
@@ -222,14 +227,13 @@ func startsLast(v store.View, stop stopReason, ds []store.Delivery) error {
 	}
 	for _, id := range stop.EventIDs {
 		e, err := v.EffectByEvent(id)
-		if errors.Is(err, store.ErrNotFound) {
-			continue
-		}
-		if err != nil {
+		contained := errors.Is(err, store.ErrNotFound) // a question about a contained call
+		if err != nil && !contained {
 			return err
 		}
 		target := "answer:" + string(id)
 		switch {
+		case contained:
 		case e.State == store.StateInDoubt:
 			target = doubtTarget(id)
 		case e.State != store.StateAwaitingApproval && !(e.Client && e.State == store.StateIntended):
@@ -250,13 +254,77 @@ func startsLast(v store.View, stop stopReason, ds []store.Delivery) error {
 // agent: another question than the approval, which may have been given before.
 func doubtTarget(event store.EventID) string { return "doubt:" + string(event) }
 
-func checkConfirmation(v store.View, d *store.Delivery, ev clientEvent) error {
+// question is what the log says of a tool use that asks and is contained: no
+// effect's row tells of it.
+type question struct {
+	asks   bool
+	closed bool // it has its result
+}
+
+// contained reads the questions that confirmations answer. What it reads can
+// only go from open to closed: an answer that comes in between is accepted, and
+// the owner logs it without acting on it, as for every call.
+func (m *Manager) contained(ctx context.Context, ws store.WorkspaceID, id store.SessionID, evs []clientEvent) (map[store.EventID]question, error) {
+	out := map[store.EventID]question{}
+	for _, ev := range evs {
+		if ev.Type != inConfirmation || ev.ToolUseID == "" {
+			continue
+		}
+		q, err := m.question(ctx, ws, id, ev.ToolUseID)
+		if err != nil {
+			return nil, err
+		}
+		out[ev.ToolUseID] = q
+	}
+	return out, nil
+}
+
+func (m *Manager) question(ctx context.Context, ws store.WorkspaceID, id store.SessionID, use store.EventID) (q question, err error) {
+	seq, err := m.db.SeqOf(ctx, ws, id, use)
+	if errors.Is(err, store.ErrNotFound) {
+		return q, nil
+	}
+	if err != nil {
+		return q, err
+	}
+	e, err := m.db.EntryAt(ctx, ws, id, seq)
+	if err != nil || e.Type != evToolUse {
+		return q, err
+	}
+	var body struct {
+		Permission string `json:"evaluated_permission"`
+	}
+	if err := json.Unmarshal(e.Body, &body); err != nil {
+		return q, err
+	}
+	q.asks = body.Permission == string(policy.Ask)
+	results, err := m.db.Entries(ctx, ws, id, store.Range{After: seq, Types: []string{evToolResult}})
+	if err != nil {
+		return q, err
+	}
+	for _, r := range results {
+		var b eventBody
+		if err := json.Unmarshal(r.Body, &b); err != nil {
+			return q, err
+		}
+		q.closed = q.closed || b.ToolUseID == use
+	}
+	return q, nil
+}
+
+func checkConfirmation(v store.View, d *store.Delivery, ev clientEvent, q question) error {
 	e, err := v.EffectByEvent(ev.ToolUseID)
 	if err == nil && e.State == store.StateInDoubt && ev.Result == "deny" {
 		d.Target = doubtTarget(ev.ToolUseID)
 	}
 	if answered, err := v.Answered(d.Target); err != nil || answered {
 		return err // the store compares it with the first answer
+	}
+	switch {
+	case q.asks && q.closed:
+		return &Problem{Text: fmt.Sprintf("tool_use_id %q is closed: its call has a result", ev.ToolUseID), Err: ErrState}
+	case q.asks:
+		return nil
 	}
 	if errors.Is(err, store.ErrNotFound) {
 		return &Problem{Text: fmt.Sprintf("tool_use_id %q names no tool use of this session that waits for a confirmation", ev.ToolUseID), Err: ErrState}
@@ -409,11 +477,14 @@ func (m *Manager) Archive(ctx context.Context, ws store.WorkspaceID, id store.Se
 	if a, err := parseAgent(s.Config.Agent); err == nil {
 		name = a.Name
 	}
-	_, err = m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: []store.Draft{
-		event(store.NewID("sevt_", now), evThreadTerminated, s.Thread, fields{"session_thread_id": s.Thread, "agent_name": name}),
-		event(store.NewID("sevt_", now), evTerminated, "", nil),
-		record(store.KindArchive, store.NewID("rec_", now), "", store.Archive{V: store.BodyVersion, By: principal}),
-	}}, notRunning(id, "archived"))
+	err = m.unowned(ctx, ws, id, func() error {
+		_, err := m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: []store.Draft{
+			event(store.NewID("sevt_", now), evThreadTerminated, s.Thread, fields{"session_thread_id": s.Thread, "agent_name": name}),
+			event(store.NewID("sevt_", now), evTerminated, "", nil),
+			record(store.KindArchive, store.NewID("rec_", now), "", store.Archive{V: store.BodyVersion, By: principal}),
+		}}, notRunning(id, "archived"))
+		return err
+	})
 	if errors.Is(err, store.ErrOwned) {
 		err = runningProblem(id, "archived")
 	}
@@ -438,7 +509,13 @@ func notRunning(id store.SessionID, what string) func(store.Session) error {
 
 // Delete hides and erases a session that is not running.
 func (m *Manager) Delete(ctx context.Context, ws store.WorkspaceID, id store.SessionID, principal string) error {
-	err := m.db.DeleteSession(ctx, ws, id, principal)
+	err := m.unowned(ctx, ws, id, func() error {
+		err := m.db.DeleteSession(ctx, ws, id, principal)
+		if errors.Is(err, store.ErrConflict) {
+			return fmt.Errorf("%w: %w", store.ErrOwned, err) // it may only linger
+		}
+		return err
+	})
 	if errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrOwned) {
 		return runningProblem(id, "deleted")
 	}
@@ -481,12 +558,20 @@ func (m *Manager) update(ctx context.Context, ws store.WorkspaceID, id store.Ses
 		return s, err
 	}
 	raised := s.Status == store.StatusIdle && p.Budget != nil && stopType(s) == stopBudget
-	_, err = m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: drafts}, func(now store.Session) error {
-		if now.Head != s.Head {
-			return errStale // the drafts hold the whole configuration: another update would be undone
-		}
-		return check(now)
-	})
+	write := func() error {
+		_, err := m.db.AppendUnowned(ctx, ws, id, store.Append{Entries: drafts}, func(now store.Session) error {
+			if now.Head != s.Head {
+				return errStale // the drafts hold the whole configuration: another update would be undone
+			}
+			return check(now)
+		})
+		return err
+	}
+	if agentChanged {
+		err = m.unowned(ctx, ws, id, write)
+	} else {
+		err = write()
+	}
 	if errors.Is(err, store.ErrOwned) {
 		if agentChanged {
 			return s, runningProblem(id, "given another agent")
@@ -495,10 +580,8 @@ func (m *Manager) update(ctx context.Context, ws store.WorkspaceID, id store.Ses
 		if _, err := m.db.Deliver(ctx, ws, id, []store.Delivery{d}, func(v store.View) error { return check(v.Session()) }); err != nil {
 			return s, m.explain(err, id)
 		}
-		m.follow(ctx, ws, id, s.Head, func(e store.Entry) bool { return e.Type == evUpdated })
-		return m.db.Session(ctx, ws, id)
-	}
-	if err != nil {
+		m.follow(ctx, ws, id, s.Head, func(e store.Entry) bool { return e.Kind == store.KindConfig })
+	} else if err != nil {
 		return s, err
 	}
 	if raised {
@@ -579,6 +662,14 @@ func updateDrafts(c store.SessionConfig, p UpdateParams, now time.Time) ([]store
 	if p.Budget != nil && string(p.Budget) != string(c.Budget) {
 		c.Budget = p.Budget
 		changed["budget"] = p.Budget
+	}
+	put, err := p.Resources.apply(&c)
+	if err != nil {
+		return nil, err
+	}
+	if put && len(changed) == 0 {
+		// No event tells of resources (reference section 9.6).
+		return []store.Draft{record(store.KindConfig, store.NewID("rec_", now), "", store.ConfigChange{V: store.BodyVersion, Config: c})}, nil
 	}
 	if len(changed) == 0 {
 		return nil, nil

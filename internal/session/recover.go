@@ -149,8 +149,8 @@ const machineTries = 3
 // fresh one, or the one that it had, brought back. false: something else is to
 // be looked at first, or a wait is on record.
 func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
-	if d.held() != nil {
-		return true, nil
+	if b := d.held(); b != nil {
+		return d.mountedNow(ctx, b, needing)
 	}
 	d.letGo()
 	var m machineState
@@ -160,11 +160,7 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 	var cut error
 	d.during(ctx, func(soft context.Context) {
 		defer d.keepAlive(time.Hour)()
-		if m.Act == "" {
-			err = d.start(soft, store.Machine{})
-		} else {
-			err = d.bringBack(soft, m, tries)
-		}
+		err = d.make(soft, m, tries)
 		cut = context.Cause(soft)
 	})
 	var dead *crash
@@ -179,6 +175,30 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 		return false, nil // the loop sees why
 	}
 	return false, d.noMachine(ctx, err, tries+1, needing)
+}
+
+// make makes the machine, where the driver holds none, and puts the session's
+// resources into it, as far as they are not there.
+func (d *driver) make(ctx context.Context, m machineState, tries int) (err error) {
+	if d.held() == nil {
+		d.letGo()
+		if m.Act == "" {
+			err = d.start(ctx, store.Machine{})
+		} else {
+			err = d.bringBack(ctx, m, tries)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	b := d.held()
+	if b == nil {
+		return errMachineGone
+	}
+	if err := d.mountInto(ctx, b); err != nil {
+		return fmt.Errorf("mount the session's resources: %w", err)
+	}
+	return nil
 }
 
 // noMachine waits after a failed try, or answers the calls that need the machine.
@@ -200,20 +220,22 @@ func (d *driver) noMachine(ctx context.Context, err error, tries int, needing []
 // final reports whether an error of making a machine stays what it is however
 // often it is tried: the model and the user read it.
 func final(err error) bool {
-	return errors.Is(err, sandbox.ErrImage) && !errors.Is(err, sandbox.ErrRegistry) || errors.As(err, new(*BuildError))
+	return errors.Is(err, sandbox.ErrImage) && !errors.Is(err, sandbox.ErrRegistry) || errors.As(err, new(*BuildError)) ||
+		errors.As(err, new(*MountError))
 }
 
 // start makes a fresh machine. rec says why, when it is not the session's first.
 //
-//  1. the sandbox, with the session's resources in it. A crash from here to 2
-//     leaves a sandbox that no record tells of; the next owner ends it.
-//  2. the record: from here on calls run in it.
+//  1. the sandbox. A crash from here to 2 leaves a sandbox that no record tells
+//     of; the next owner ends it.
+//  2. the record: from here on the session's resources are put into it, and calls
+//     run in it.
 func (d *driver) start(ctx context.Context, rec store.Machine) error {
+	began := d.m.now()
 	b, err := d.freshMachine(ctx)
 	if err != nil {
 		return err
 	}
-	began := d.m.now()
 	if err := d.m.fault("machine_started"); err != nil {
 		return err // it is left as a crash would leave it
 	}
@@ -237,11 +259,7 @@ func (d *driver) freshMachine(ctx context.Context) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := newMachine(s)
-	if err := d.mount(ctx, s); err != nil {
-		return nil, d.abort(b, fmt.Errorf("mount the session's resources: %w", err))
-	}
-	return b, nil
+	return newMachine(s), nil
 }
 
 // abort ends a machine that no record tells of and passes the reason on. After a
@@ -297,6 +315,13 @@ func (d *driver) bringBack(ctx context.Context, m machineState, tries int) error
 	past, err := d.since(ctx, r.after)
 	if err != nil {
 		return d.abort(r.b, err)
+	}
+	if len(past.calls) > 0 {
+		// They found the resources in it, so those come first.
+		d.hold(r.b)
+		if err := d.mountInto(ctx, r.b); err != nil {
+			return d.abort(r.b, fmt.Errorf("mount the session's resources: %w", err))
+		}
 	}
 	if err := d.repeat(ctx, r, past); err != nil {
 		return d.abort(r.b, err)
@@ -496,10 +521,7 @@ const maxRepeat = 10 * time.Minute
 // touched the world (design section 5, recovery, step 3). Reading calls are
 // skipped: there is nothing of them to bring back.
 func (d *driver) repeat(ctx context.Context, r *recovery, p past) error {
-	r.b.setShut(true) // what is run again must not reach out
-	if len(p.calls) > 0 {
-		d.hold(r.b) // so that connections are refused at once, not kept waiting
-	}
+	r.b.setShut(true) // what is run again must not reach out: connections are refused at once
 	end := d.m.now().Add(maxRepeat)
 	for _, c := range p.calls {
 		switch {

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -94,7 +96,9 @@ func (e *Env) openSandboxes(ctx context.Context, l *life, log *slog.Logger) (err
 		return err
 	}
 	l.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(e.dir, "sandboxes"), Blobs: l.blobs, Binary: b, Log: log,
-		Egress: func(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) { l.Sessions.Egress(ctx, s, conn) }})
+		Egress: func(ctx context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) {
+			l.Sessions.Egress(ctx, s, conn)
+		}})
 	return err
 }
 
@@ -126,3 +130,49 @@ func (e *Env) endSandboxes() {
 
 // Machines runs the sandboxes of this life.
 func (e *Env) Machines() *sandbox.Runtime { return e.life.machines }
+
+// KillSandbox ends a session's sandbox as its host's death would: the processes
+// of gVisor get SIGKILL, nobody is told.
+func (e *Env) KillSandbox(id string) {
+	e.t.Helper()
+	pid := e.SandboxPID(id)
+	if pid == 0 {
+		e.t.Fatalf("session %s has no sandbox", id)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// SandboxPID is the process of a session's sandbox; 0 when it has none.
+func (e *Env) SandboxPID(id string) int {
+	states, err := filepath.Glob(filepath.Join(e.dir, "sandboxes", "live", "*", "state.json"))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, file := range states {
+		var st struct {
+			ID    string `json:"id"`
+			Phase string `json:"phase"`
+			PID   int    `json:"pid"`
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it went meanwhile
+		}
+		if json.Unmarshal(b, &st) == nil && st.ID == id && st.Phase == "running" && syscall.Kill(st.PID, 0) == nil {
+			return st.PID
+		}
+	}
+	return 0
+}
+
+// Say sends a message to a session.
+func (e *Env) Say(id, text string) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Deadline)
+	defer cancel()
+	if _, err := e.API.Send(ctx, id, "", Message(text)); err != nil {
+		e.t.Fatal(err)
+	}
+}
