@@ -44,6 +44,10 @@ const (
 	lookAgain = time.Minute
 	// sweepImagesEvery is how often images and dropped snapshots are looked for.
 	sweepImagesEvery = 5 * time.Minute
+	// collectRuntimesEvery is how often runtimes that nothing needs are removed,
+	// and runtimeStays how old they must be.
+	collectRuntimesEvery = time.Hour
+	runtimeStays         = 7 * 24 * time.Hour
 	// droppedBatch is how many dropped snapshots are removed in one go.
 	droppedBatch = 100
 )
@@ -599,6 +603,8 @@ type imageSweep struct {
 	m *Manager
 	// unnamed images of the last sweep, each with the takers of that time.
 	unnamed map[string]uint64
+	// collected is when runtimes were looked at.
+	collected time.Time
 }
 
 func (w *imageSweep) sweep(ctx context.Context) error {
@@ -613,7 +619,32 @@ func (w *imageSweep) sweep(ctx context.Context) error {
 		}
 	}
 	w.unnamed = unnamed
-	return w.dropped(ctx)
+	if err := w.dropped(ctx); err != nil {
+		return err
+	}
+	if time.Since(w.collected) < collectRuntimesEvery {
+		return nil
+	}
+	w.collected = time.Now()
+	return w.m.collectRuntimes(ctx)
+}
+
+// collectRuntimes removes binaries that no snapshot needs. Those in the blob
+// store stay while another node lives, whose first snapshot may not be named yet.
+func (m *Manager) collectRuntimes(ctx context.Context) error {
+	nodes, err := m.db.Nodes(ctx, 1000)
+	if err != nil {
+		return err
+	}
+	shared := len(nodes) == 1000
+	for _, n := range nodes {
+		shared = shared || n.ID != m.cfg.Node.ID() && n.LeftAt.IsZero() && n.DeadAt.IsZero()
+	}
+	needed, err := m.db.NeededRuntimes(ctx)
+	if err != nil {
+		return err
+	}
+	return m.cfg.Sandboxes.CollectBinaries(ctx, needed, m.now().Add(-runtimeStays), shared)
 }
 
 // image looks at one image. A live taker is never overtaken: an image is removed

@@ -1,0 +1,85 @@
+package sandbox_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestCollectBinaries: a runtime stays while this program, a sandbox, an image
+// or a snapshot somewhere needs it, and goes with the last of them.
+func TestCollectBinaries(t *testing.T) {
+	e := open(t)
+	s := e.start("collect")
+	m := e.snapshot(s)
+	old, wanted, young := strings.Repeat("a", 64), strings.Repeat("b", 64), strings.Repeat("c", 64)
+	long := time.Now().Add(-48 * time.Hour)
+	for _, d := range []string{old, wanted, young} {
+		dir := filepath.Join(e.dir, "runtimes", d)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if d == young {
+			continue
+		}
+		if err := os.Chtimes(dir, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(filepath.Join(e.dir, "runtimes", m.Runtime), long, long); err != nil {
+		t.Fatal(err)
+	}
+	extra, err := e.blobs.Put(t.Context(), "planaria-runtimes", []byte("an older program"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := func() (out []string) {
+		t.Helper()
+		list, err := e.blobs.List(t.Context(), "planaria-runtimes")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range list {
+			out = append(out, b.Name)
+		}
+		return out
+	}
+	before := time.Now().Add(-time.Hour)
+	if err := e.r.CollectBinaries(t.Context(), []string{wanted}, before, false); err != nil {
+		t.Fatal(err)
+	}
+	there := func(d string) bool {
+		_, err := os.Stat(filepath.Join(e.dir, "runtimes", d))
+		return err == nil
+	}
+	if there(old) || !there(wanted) || !there(young) || !there(m.Runtime) {
+		t.Errorf("old %v, wanted %v, young %v, own %v", there(old), there(wanted), there(young), there(m.Runtime))
+	}
+	if got := stored(); len(got) != 2 || !slices.Contains(got, extra) {
+		t.Errorf("stored not long ago: %v", got)
+	}
+	// Long after, the store keeps what is needed; with other nodes, everything.
+	late := time.Now().Add(time.Hour)
+	if err := e.r.CollectBinaries(t.Context(), nil, late, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := stored(); len(got) != 2 {
+		t.Errorf("stored, with other nodes: %v", got)
+	}
+	if err := e.r.CollectBinaries(t.Context(), nil, late, false); err != nil {
+		t.Fatal(err)
+	}
+	if got := stored(); len(got) != 1 || got[0] != m.Runtime {
+		t.Errorf("stored at the end: %v", got)
+	}
+	if there(wanted) || there(young) || !there(m.Runtime) {
+		t.Errorf("at the end: wanted %v, young %v, own %v", there(wanted), there(young), there(m.Runtime))
+	}
+	c, _ := e.restore(m, "copy")
+	if got := e.sh(c, "echo lives"); got != "lives" {
+		t.Errorf("restored: %q", got)
+	}
+}

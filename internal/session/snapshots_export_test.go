@@ -1,0 +1,32 @@
+package session
+
+import (
+	"context"
+
+	"github.com/planaria/planaria/internal/store"
+)
+
+// Expired exposes expired.
+var Expired = expired
+
+// CheckpointName exposes checkpointName.
+var CheckpointName = checkpointName
+
+// SweepImages sweeps n times, as the keeper does every few minutes.
+func (m *Manager) SweepImages(ctx context.Context, n int) error {
+	w := imageSweep{m: m}
+	for range n {
+		if err := w.sweep(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// KeepNow does for a session's snapshots what is due.
+func (m *Manager) KeepNow(ctx context.Context, ws store.WorkspaceID, id store.SessionID) error {
+	return m.keepSession(ctx, sessionKey{ws, id})
+}
+
+// Taking stands for a snapshot under way.
+func (m *Manager) Taking() (release func()) { return m.keep.taking() }
