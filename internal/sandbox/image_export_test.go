@@ -54,3 +54,16 @@ func (r *Runtime) MakeRoom(need int64) error { return r.makeRoom(need) }
 
 // RootsDir is where root file systems lie.
 func (r *Runtime) RootsDir() string { return r.cfg.Dir + "/roots" }
+
+// HostStamp is what a note of the machine's programs is believed by.
+func HostStamp() string { return hostStamp() }
+
+// ForgetListing makes the next Open list /usr as a new process would.
+func ForgetListing() {
+	listings.mu.Lock()
+	defer listings.mu.Unlock()
+	listings.stamp = ""
+}
+
+// HostListed is closed when Open's listing of /usr is over.
+func (r *Runtime) HostListed() <-chan struct{} { return r.host.listed }

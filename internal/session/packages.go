@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -97,7 +98,7 @@ var managers = []manager{
 		}},
 	{name: "npm", list: func(p api.Packages) []string { return p.NPM }, program: "npm", vars: map[string]string{"PATH": "npm/bin", "NODE_PATH": "npm/lib/node_modules"},
 		command: func(p string) string {
-			return "npm install --global --prefix " + packageDir + "/npm --cache /tmp/npm --no-audit --no-fund --no-update-notifier --loglevel=error " + p
+			return "npm install --global --prefix " + packageDir + "/npm --cache /tmp/npm --no-audit --no-fund --no-update-notifier --color=false --loglevel=error " + p
 		}},
 	{name: "pip", list: func(p api.Packages) []string { return p.Pip }, program: "python3", vars: map[string]string{"PATH": "pip/bin", "PYTHONPATH": "pip"},
 		command: func(p string) string {
@@ -439,8 +440,12 @@ func buildCall(ctx context.Context, s *sandbox.Sandbox, name, command string, li
 	return r, s.Ack(ctx, id)
 }
 
+// terminalCodes are what programs write for a terminal: colours, cursor.
+var terminalCodes = regexp.MustCompile(`\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\a\x1b]*(\a|\x1b\\)|[@-_])`)
+
 // newestLines are the last lines of an output that are not empty.
 func newestLines(text string, n int) string {
+	text = strings.ReplaceAll(terminalCodes.ReplaceAllString(text, ""), "\r", "\n")
 	lines := slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return strings.TrimSpace(l) == "" })
 	return clip(strings.Join(lines[max(0, len(lines)-n):], "\n"), 4000)
 }

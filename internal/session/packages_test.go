@@ -362,7 +362,7 @@ func TestPackages(t *testing.T) {
 
 	p.world.broken.Store(true)
 	failing := p.begin("failing", env, config)
-	if got := p.results(failing, 1); len(got) != 1 || !strings.HasPrefix(got[0], "error: ") || !strings.Contains(got[0], "install the environment's packages: npm: ") || !strings.Contains(got[0], "404") {
+	if got := p.results(failing, 1); len(got) != 1 || !strings.HasPrefix(got[0], "error: ") || !strings.Contains(got[0], "install the environment's packages: npm: ") || !strings.Contains(got[0], "404") || strings.ContainsRune(got[0], 0x1b) {
 		t.Errorf("the failing build's call says %q", got)
 	}
 	p.world.broken.Store(false)
