@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/textproto"
@@ -88,6 +89,32 @@ func CleanFilename(name string) (string, error) {
 		return "", Invalid("file", "its filename holds control characters; rename it")
 	}
 	return name, nil
+}
+
+// maxMediaType is the longest media type that is kept as it was said.
+const maxMediaType = 255
+
+// MediaType is the type of a file: what is said of it, else that of the name's
+// extension, else what its first bytes (512 count) look like.
+func MediaType(said, name string, head []byte) string {
+	if t, params, err := mime.ParseMediaType(said); err == nil && t != "application/octet-stream" && strings.Contains(t, "/") {
+		if f := mime.FormatMediaType(t, params); f != "" && len(f) <= maxMediaType {
+			return f
+		}
+	}
+	if t := mime.TypeByExtension(strings.ToLower(path.Ext(name))); t != "" {
+		return t
+	}
+	return http.DetectContentType(head)
+}
+
+// Extension is an extension that files of a type have, empty when none is known.
+func Extension(mediaType string) string {
+	all, err := mime.ExtensionsByType(mediaType)
+	if err != nil || len(all) == 0 {
+		return ""
+	}
+	return all[0]
 }
 
 // ValidateFileLife checks expires_in_seconds.

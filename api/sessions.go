@@ -92,52 +92,6 @@ func (r AgentRef) validate(path string) error {
 	return nil
 }
 
-// ResourceParams is a resource of a session in a request. Type says which
-// fields count: file, github_repository, memory_store.
-type ResourceParams struct {
-	Type               string    `json:"type"`
-	MountPath          *string   `json:"mount_path,omitzero"`
-	FileID             string    `json:"file_id,omitzero"`
-	URL                string    `json:"url,omitzero"`
-	AuthorizationToken Secret    `json:"authorization_token,omitzero"`
-	Checkout           *Checkout `json:"checkout,omitzero"`
-	MemoryStoreID      string    `json:"memory_store_id,omitzero"`
-	Access             string    `json:"access,omitzero"`
-	Instructions       *string   `json:"instructions,omitzero"`
-}
-
-// Checkout names the branch or commit of a repository.
-type Checkout struct {
-	Type string `json:"type"`
-	Name string `json:"name,omitzero"`
-	SHA  string `json:"sha,omitzero"`
-}
-
-func (r ResourceParams) validate(path string) error {
-	switch r.Type {
-	case "file":
-		return required(path+".file_id", r.FileID, maxID)
-	case "github_repository":
-		if c := r.Checkout; c != nil {
-			err := oneOf(path+".checkout.type", c.Type, "branch", "commit")
-			if err == nil && c.Type == "branch" {
-				err = required(path+".checkout.name", c.Name, MaxAgentName)
-			} else if err == nil {
-				err = required(path+".checkout.sha", c.SHA, MaxAgentName)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return validateURL(path+".url", r.URL)
-	case "memory_store":
-		return cmp.Or(required(path+".memory_store_id", r.MemoryStoreID, maxID),
-			oneOf(path+".access", cmp.Or(r.Access, "read_write"), "read_write", "read_only"),
-			atMostPtr(path+".instructions", r.Instructions, maxInstructions))
-	}
-	return oneOf(path+".type", r.Type, "file", "github_repository", "memory_store")
-}
-
 // SessionCreate is the body of POST /v1/sessions (reference section 6.1).
 type SessionCreate struct {
 	Agent         AgentRef          `json:"agent"`
@@ -168,25 +122,6 @@ func (s SessionCreate) Validate() error {
 		}
 	}
 	return s.InitialEvents.validateInitial("initial_events")
-}
-
-func validateResources(path string, rs []ResourceParams) error {
-	if len(rs) > MaxResources {
-		return Invalid(path, "holds %d resources; at most %d are allowed", len(rs), MaxResources)
-	}
-	stores := 0
-	for i, r := range rs {
-		if err := r.validate(index(path, i)); err != nil {
-			return err
-		}
-		if r.Type == "memory_store" {
-			stores++
-		}
-	}
-	if stores > MaxMemoryStores {
-		return Invalid(path, "holds %d memory stores; at most %d are allowed", stores, MaxMemoryStores)
-	}
-	return nil
 }
 
 // SessionAgentUpdate is agent in an update of a session.

@@ -9,7 +9,6 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,9 +150,9 @@ func (s *server) takeContent(c *call, u *upload, part *multipart.Part) error {
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF { // those two are ReadFull's: the file is short
 		return err
 	}
-	u.MIME = mediaType(part.Header.Get("Content-Type"), u.Filename, head[:n])
+	u.MIME = api.MediaType(part.Header.Get("Content-Type"), u.Filename, head[:n])
 	if u.Filename == "" {
-		u.Filename = "unnamed" + extension(u.MIME)
+		u.Filename = "unnamed" + api.Extension(u.MIME)
 	}
 	over := &overReader{r: io.MultiReader(bytes.NewReader(head[:n]), formReader{part}), left: s.cfg.MaxFile}
 	u.content, err = s.db.PutContent(c.r.Context(), c.caller.ws(), over)
@@ -161,28 +160,6 @@ func (s *server) takeContent(c *call, u *upload, part *multipart.Part) error {
 		return tooLarge(s.cfg.MaxFile)
 	}
 	return err
-}
-
-// mediaType is the type that the client says, else that of the name's extension,
-// else what the first bytes look like.
-func mediaType(said, name string, head []byte) string {
-	if t, params, err := mime.ParseMediaType(said); err == nil && t != "application/octet-stream" && strings.Contains(t, "/") {
-		if f := mime.FormatMediaType(t, params); f != "" && len(f) <= maxField {
-			return f
-		}
-	}
-	if t := mime.TypeByExtension(strings.ToLower(path.Ext(name))); t != "" {
-		return t
-	}
-	return http.DetectContentType(head)
-}
-
-func extension(mimeType string) string {
-	all, err := mime.ExtensionsByType(mimeType)
-	if err != nil || len(all) == 0 {
-		return ""
-	}
-	return all[0]
 }
 
 // overReader fails when more than so many bytes come.

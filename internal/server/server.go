@@ -195,10 +195,10 @@ func (s *server) routes() []route {
 		{pattern: "GET /v1/sessions/{session}/threads/{thread}/events", action: policy.SessionsRead, handle: s.listThreadEvents},
 		{pattern: "GET /v1/sessions/{session}/threads/{thread}/stream", action: policy.SessionsRead, handle: s.streamThread, stream: true},
 		{pattern: "GET /v1/sessions/{session}/resources", action: policy.SessionsRead, handle: s.listResources},
-		{pattern: "POST /v1/sessions/{session}/resources", action: policy.SessionsUpdate, handle: s.addResource},
+		{pattern: "POST /v1/sessions/{session}/resources", action: policy.SessionsUpdate, handle: s.addResource, again: s.addedResource},
 		{pattern: "GET /v1/sessions/{session}/resources/{resource}", action: policy.SessionsRead, handle: s.getResource},
-		{pattern: "POST /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.noResource},
-		{pattern: "DELETE /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.noResource},
+		{pattern: "POST /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.updateResource, again: s.getResource},
+		{pattern: "DELETE /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.deleteResource},
 
 		{pattern: "GET /v1/sessions/{session}/effects", action: policy.EffectsRead, handle: s.listSessionEffects},
 		{pattern: "GET /v1/effects", action: policy.EffectsRead, handle: s.listEffects},

@@ -160,8 +160,8 @@ func (s *server) createParams(ctx context.Context, c *call, req api.SessionCreat
 		}
 		p.VaultIDs = append(p.VaultIDs, v.ID)
 	}
-	if len(req.Resources) > 0 {
-		return p, noSuchResource(req.Resources[0])
+	if err := s.attach(ctx, c, req.Resources, &p); err != nil {
+		return p, err
 	}
 	if req.Budget != nil {
 		if p.Budget, err = api.Encode(req.Budget); err != nil {
@@ -170,18 +170,6 @@ func (s *server) createParams(ctx context.Context, c *call, req api.SessionCreat
 	}
 	p.InitialEvents, err = bodies(req.InitialEvents)
 	return p, err
-}
-
-// noSuchResource refuses a resource: this version keeps neither files nor
-// memory stores, so none is found, and checks out no repositories.
-func noSuchResource(r api.ResourceParams) error {
-	switch r.Type {
-	case "file":
-		return api.Missing("file", r.FileID)
-	case "memory_store":
-		return api.Missing("memory store", r.MemoryStoreID)
-	}
-	return api.Invalid("resources[0].type", "%q is not supported yet by this version; leave it out", r.Type)
 }
 
 // bodies encodes validated client events as the log keeps them.
@@ -451,80 +439,4 @@ func (s *server) showAll(ctx context.Context, c *call, rows []store.Session) (ap
 		out = append(out, w)
 	}
 	return out, nil
-}
-
-// The resources of a session are those that it was created with.
-
-func (s *server) resources(ctx context.Context, c *call) ([]json.RawMessage, error) {
-	x, err := s.session(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	var all []json.RawMessage
-	if len(x.Config.Resources) > 0 {
-		if err := json.Unmarshal(x.Config.Resources, &all); err != nil {
-			return nil, fmt.Errorf("read resources of session %s: %w", x.ID, err)
-		}
-	}
-	return all, nil
-}
-
-func (s *server) listResources(ctx context.Context, c *call) (any, error) {
-	limit, err := c.query.limit(1000, 1000)
-	if err != nil {
-		return nil, err
-	}
-	at, err := c.query.cursor("resources", "asc")
-	if err != nil {
-		return nil, err
-	}
-	all, err := s.resources(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	from := 0
-	if at != nil {
-		from = min(int(at.N), len(all))
-	}
-	out := api.Page[json.RawMessage]{Data: all[from:min(from+limit, len(all))]}
-	if from+limit < len(all) {
-		out.NextPage = next(cursor{List: "resources", Order: "asc", N: int64(from + limit)})
-	}
-	return out, nil
-}
-
-func (s *server) getResource(ctx context.Context, c *call) (any, error) {
-	all, err := s.resources(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, raw := range all {
-		var head created
-		if err := json.Unmarshal(raw, &head); err == nil && head.ID == c.id("resource") {
-			return raw, nil
-		}
-	}
-	return nil, api.Missing("session resource", c.id("resource"))
-}
-
-// addResource mounts a file. This version keeps no files, so none is found.
-func (s *server) addResource(ctx context.Context, c *call) (any, error) {
-	if _, err := s.session(ctx, c); err != nil {
-		return nil, err
-	}
-	var req api.ResourceParams
-	if err := api.Decode(c.body, &req); err != nil {
-		return nil, err
-	}
-	if req.Type != "file" {
-		return nil, api.Invalid("type", "only files can be added to a session that exists; name others when it is created")
-	}
-	return nil, api.Missing("file", req.FileID)
-}
-
-func (s *server) noResource(ctx context.Context, c *call) (any, error) {
-	if _, err := s.getResource(ctx, c); err != nil {
-		return nil, err
-	}
-	return nil, api.Invalid("", "this resource cannot be changed")
 }

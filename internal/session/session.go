@@ -50,9 +50,6 @@ type Config struct {
 	// Sandboxes runs the agents' machines. Nil: this node has none, and the
 	// built-in tools are not offered. Its Egress must be Manager.Egress.
 	Sandboxes *sandbox.Runtime
-	// Root brings an image by its name (api.Machine.Image) to this node and
-	// names it. Nil: environments with an image cannot be used here.
-	Root func(ctx context.Context, image string) (sandbox.Root, error)
 	// MaxRunning bounds the sessions driven at once; 1,000 when 0.
 	MaxRunning int
 	// Observe is called at points that metrics are made of; may be nil.
@@ -72,6 +69,7 @@ type CreateParams struct {
 	Metadata      map[string]string
 	VaultIDs      []store.VaultID
 	Resources     json.RawMessage
+	Attach        store.Attachments // what Resources name
 	Budget        json.RawMessage
 	InitialEvents []json.RawMessage // validated wire events, at most 50
 }
@@ -87,6 +85,15 @@ type UpdateParams struct {
 	MCPServers json.RawMessage
 	// Budget: "null" removes it.
 	Budget json.RawMessage
+	// Resources changes one resource.
+	Resources *ResourceChange `json:",omitempty"`
+}
+
+// ResourceChange puts a resource into a session's list, in place of the one with
+// its id or behind all others; without Put it removes that one.
+type ResourceChange struct {
+	ID  string
+	Put json.RawMessage `json:",omitempty"` // wire resource (reference section 7)
 }
 
 // Sent is one event as the send call answers it.

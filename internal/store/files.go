@@ -216,6 +216,27 @@ func (t *tx) copyFile(ws WorkspaceID, id SessionID, c FileCopy) (File, error) {
 	return f, t.insertFile(&f, key, "")
 }
 
+// DropCopy removes a copy that no resource came to name. It joins no audit row.
+func (db *DB) DropCopy(ctx context.Context, ws WorkspaceID, id FileID) error {
+	var g gone
+	err := db.tx(ctx, func(t *tx) error {
+		g = gone{ws: ws}
+		f, err := t.file(ws, id)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return t.dropFile(&g, f, true)
+	})
+	if err != nil {
+		return fmt.Errorf("drop copy %s: %w", id, err)
+	}
+	db.dropContents(ctx, g)
+	return nil
+}
+
 // File returns a file. ErrNotFound, ErrExpired.
 func (db *DB) File(ctx context.Context, ws WorkspaceID, id FileID) (File, error) {
 	f, err := db.peek(ctx).file(ws, id)

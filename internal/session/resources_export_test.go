@@ -1,0 +1,7 @@
+package session
+
+// Hooks on resources.
+var (
+	CloneCommand = cloneCommand
+	MountedNote  = mountedNote
+)
