@@ -434,9 +434,7 @@ func (p *process) openRooms(ctx context.Context) error {
 		if err := p.openSandboxes(ctx, dial); err != nil {
 			return err
 		}
-		if p.machines != nil {
-			sc.Sandboxes, sc.Root = p.machines, p.machines.Image
-		}
+		sc.Sandboxes = p.machines
 	}
 	p.sessions = session.New(sc)
 	handler := server.New(server.Config{DB: p.db, Sessions: p.sessions, Master: p.master, Node: p.node.ID(), Version: version,
