@@ -68,6 +68,7 @@ type CreateParams struct {
 	Metadata      map[string]string
 	VaultIDs      []store.VaultID
 	Resources     json.RawMessage
+	Attach        store.Attachments // what Resources name
 	Budget        json.RawMessage
 	InitialEvents []json.RawMessage // validated wire events, at most 50
 }
@@ -83,6 +84,15 @@ type UpdateParams struct {
 	MCPServers json.RawMessage
 	// Budget: "null" removes it.
 	Budget json.RawMessage
+	// Resources changes one resource.
+	Resources *ResourceChange `json:",omitempty"`
+}
+
+// ResourceChange puts a resource into a session's list, in place of the one with
+// its id or behind all others; without Put it removes that one.
+type ResourceChange struct {
+	ID  string
+	Put json.RawMessage `json:",omitempty"` // wire resource (reference section 7)
 }
 
 // Sent is one event as the send call answers it.
