@@ -26,8 +26,15 @@ func contextFor(d time.Duration) (context.Context, context.CancelFunc) {
 //
 //	call      runs a long command as call_000001
 //	snapshot  takes one snapshot, then kills itself between image and manifest
+//	restore   takes a snapshot, kills the sandbox, restores it, leaves it running
+//	hold      says so and waits to be killed
+//	find      finds the sandbox that another child left, looks at it, kills it
 func child(role string) {
 	dir := os.Getenv("PLANARIA_TEST_DIR")
+	if role == "find" {
+		find(dir)
+		return
+	}
 	ctx, cancel := contextFor(time.Minute)
 	defer cancel()
 	fail := func(err error) {
@@ -48,6 +55,19 @@ func child(role string) {
 		fail(err)
 	}
 	switch role {
+	case "restore":
+		run("call_000001", "v=kept; echo before > /workspace/file; id -u > /workspace/id")
+		m, err := s.Suspend(ctx)
+		fail(err)
+		s, _, err = r.Restore(ctx, m, sandbox.Spec{Workspace: "w1", ID: "s", Fence: 7})
+		fail(err)
+		run("call_000002", "echo $v >> /workspace/file; sleep 1; echo of the shell >> /workspace/file")
+		_, err = s.Stats()
+		fail(err)
+		fmt.Println("done:")
+	case "hold":
+		fmt.Println("done:")
+		<-ctx.Done()
 	case "call":
 		run("call_000001", "echo begun; echo once >> /workspace/ran; sleep 1.5; echo ended")
 	case "snapshot":
@@ -59,6 +79,28 @@ func child(role string) {
 		_, err = s.Snapshot(ctx)
 		fail(err)
 	}
+}
+
+// find is another server of the same user: it has only the folder.
+func find(dir string) {
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	fail := func(err error) {
+		if err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+	}
+	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: os.Getenv("PLANARIA_TEST_BINARY")})
+	fail(err)
+	s, err := r.Find(ctx, "w1", "s", 8)
+	fail(err)
+	res, err := s.Do(ctx, sandbox.Call{ID: "call_000003", Thread: "main", Tool: "bash", Input: []byte(`{"command":"cat /workspace/id /workspace/file; echo $v"}`)})
+	fail(err)
+	fmt.Printf("found: %q\n", res.Text)
+	fail(s.Kill(ctx))
+	fail(r.Close())
+	fmt.Println("done:")
 }
 
 // startChild starts this program in a role. lines gives what it says.

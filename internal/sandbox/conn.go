@@ -330,11 +330,14 @@ func (s *Sandbox) own(ctx context.Context, fence uint64) error {
 		return fmt.Errorf("%w: fence %d, held under %d", ErrFenced, fence, held)
 	}
 	// The state is durable before the agent obeys: no older owner comes after.
-	changed := s.state.Fence != fence
+	before := s.state.Fence
 	s.state.Fence = fence
 	s.mu.Unlock()
-	if changed {
+	if before != fence {
 		if err := s.save(); err != nil {
+			s.mu.Lock()
+			s.state.Fence = before // the next attempt saves again
+			s.mu.Unlock()
 			return err
 		}
 		s.link.drop() // the next handshake tells the new fence

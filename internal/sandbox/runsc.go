@@ -101,11 +101,15 @@ func (r *Runtime) create(ctx context.Context, spec Spec, binary string) (*Sandbo
 	// 1. The folder with its state. A crash from here until the sandbox is in
 	// phase running leaves what the next Open removes.
 	for _, d := range []string{"", "ctl", "overlay"} {
-		if err := os.MkdirAll(filepath.Join(s.dir, d), 0o700); err != nil {
-			return nil, err
+		if err == nil {
+			err = os.MkdirAll(filepath.Join(s.dir, d), 0o700)
 		}
 	}
-	if err := s.save(); err != nil {
+	if err == nil {
+		err = s.save()
+	}
+	if err != nil {
+		_ = os.RemoveAll(s.dir)
 		return nil, err
 	}
 	r.mu.Lock()
@@ -362,8 +366,14 @@ func lockFolder(dir string) (*os.File, error) {
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		owner, _ := os.ReadFile(f.Name())
 		_ = f.Close()
-		return nil, fmt.Errorf("lock %s: another process has it: %w", dir, err)
+		return nil, fmt.Errorf("lock %s: %w: process %s; one that is stopped or hangs has it until it ends", dir, ErrLocked, strings.TrimSpace(string(owner)))
+	}
+	// For the error of the next; what is in it decides nothing, so that a full
+	// disk is no hindrance.
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return f, nil
 }

@@ -65,6 +65,8 @@ var (
 	ErrRoot = errors.New("root file system has changed")
 	// ErrRuntime: the binary that took a snapshot is not kept here.
 	ErrRuntime = errors.New("runtime of the snapshot is missing")
+	// ErrLocked: another process has the folder.
+	ErrLocked = errors.New("another process has the folder of sandboxes")
 	// ErrUnsupported: this machine cannot run sandboxes; Probe says why.
 	ErrUnsupported = errors.New("sandboxes are not supported on this machine")
 )
@@ -185,6 +187,8 @@ type Runtime struct {
 
 // Open opens the folder and takes it over: sandboxes that live on are found
 // again with Find; what a crash left half-made is removed. It starts nothing.
+// ErrLocked while another process has it, even a stopped one: two owners of one
+// folder would sweep each other's work.
 func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if cfg.StartTimeout == 0 {
 		cfg.StartTimeout = 30 * time.Second

@@ -219,7 +219,7 @@ func setIdentity(id *wire.Identity) error {
 		"/etc/hostname":   id.Hostname + "\n",
 		"/etc/hosts":      "127.0.0.1 localhost " + id.Hostname + "\n::1 localhost\n",
 	} {
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		if err := place(name, text); err != nil {
 			return fmt.Errorf("set identity: %w", err)
 		}
 	}
@@ -232,4 +232,22 @@ func setIdentity(id *wire.Identity) error {
 		return fmt.Errorf("set entropy: %w", err)
 	}
 	return nil
+}
+
+// place writes a file whatever stands in its place: a link would lead the write
+// elsewhere, and a folder that somebody made there must not make a snapshot
+// useless.
+func place(name, text string) error {
+	temp := name + ".planaria"
+	for _, n := range []string{temp, name} {
+		if info, err := os.Lstat(n); err == nil && !info.Mode().IsRegular() {
+			if err := os.RemoveAll(n); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.WriteFile(temp, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temp, name)
 }
