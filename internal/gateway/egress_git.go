@@ -151,8 +151,12 @@ func (e *egress) fetched(ctx context.Context, h *head, f keeper.Fetch, w *way, p
 	if no := answered(p, got.Status); no != nil {
 		return e.refuse(h, no), errors.New(no.text)
 	}
+	kind := got.ContentType
+	if !strings.HasPrefix(kind, "application/x-git-") {
+		kind = "text/plain"
+	}
 	resp := &http.Response{StatusCode: got.Status, ContentLength: -1, Body: io.NopCloser(&incoming{got.Body, w}),
-		Header: http.Header{"Content-Type": {got.ContentType}, "Cache-Control": {"no-cache"}}}
+		Header: http.Header{"Content-Type": {kind}, "Cache-Control": {"no-cache"}}}
 	return e.answer(resp, h, !h.close && whole())
 }
 

@@ -87,7 +87,7 @@ func firstMessage(b []byte) (msg []byte, more bool, err error) {
 		if n == 0 || n > 1<<14 {
 			return nil, false, errHello
 		}
-		part := b[5:min(len(b), 5+n)]
+		part, all := b[5:min(len(b), 5+n)], len(msg)+n
 		msg = append(msg, part...)
 		if len(msg) > 0 && msg[0] != 1 {
 			return nil, false, errHello
@@ -95,12 +95,10 @@ func firstMessage(b []byte) (msg []byte, more bool, err error) {
 		if len(msg) >= 4 {
 			size := int(msg[1])<<16 | int(msg[2])<<8 | int(msg[3])
 			switch {
-			case size > maxHello:
+			case size > maxHello, all > 4+size: // more than a hello before an answer
 				return nil, false, errHello
 			case len(msg) == 4+size:
 				return msg[4:], false, nil
-			case len(msg) > 4+size:
-				return nil, false, errHello // more than a hello before an answer
 			}
 		}
 		if len(part) < n {

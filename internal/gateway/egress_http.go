@@ -11,12 +11,17 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"time"
 
 	"github.com/planaria/planaria/internal/keeper"
 )
 
 // maxInterim bounds the answers of status 1xx before the final one.
 const maxInterim = 8
+
+// bodyTime is how long an answer waits for the end of its request's body; then
+// it is taken for one that came early.
+const bodyTime = 100 * time.Millisecond
 
 // request serves a plain HTTP request: one record, one dial, one connection
 // that carries it and nothing else, so that no library sends it again (trap
@@ -123,12 +128,13 @@ type sending struct {
 	all  bool // all of it was read and sent; valid once over is closed
 }
 
-// whole reports whether the body has gone out to its end by now.
+// whole reports whether the body has gone out to its end by now. An answer that
+// has come to all of it may be a moment ahead of that news.
 func (s *sending) whole() bool {
 	select {
 	case <-s.over:
 		return s.all
-	default:
+	case <-time.After(bodyTime):
 		return false
 	}
 }

@@ -126,7 +126,7 @@ func (k *Keeper) repositoryToken(ctx context.Context, f Fetch) (*credential, err
 	if err := vault.CheckHeaderValue(token.Reveal()); err != nil {
 		return nil, fmt.Errorf("token of %s: %w", f.Resource, err)
 	}
-	return &credential{token: token, scrub: vault.NewScrubber(token, vault.NewSecret(basicUser+token.Reveal()))}, nil
+	return &credential{token: token, scrub: vault.NewScrubber(token, vault.NewSecret(basicForm(token)))}, nil
 }
 
 // basicUser is the user name that git hosts take beside a token.
@@ -205,7 +205,7 @@ func fetchRequest(f Fetch, base *url.URL, cred *credential) *http.Request {
 		h.Set("Content-Encoding", "gzip")
 	}
 	if cred != nil {
-		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(basicUser+cred.token.Reveal())))
+		h.Set("Authorization", "Basic "+basicForm(cred.token))
 	}
 	return req
 }
@@ -270,4 +270,9 @@ func (k *Keeper) remember(key movedKey, u, base *url.URL) {
 		clear(k.places) // they are found again
 	}
 	k.places[key] = base
+}
+
+// basicForm is the token as it goes into the Authorization header.
+func basicForm(token vault.Secret) string {
+	return base64.StdEncoding.EncodeToString([]byte(basicUser + token.Reveal()))
 }
