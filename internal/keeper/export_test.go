@@ -8,3 +8,6 @@ var Literal = literal
 
 // Offerable shows which schemas a model API takes.
 var Offerable = offerable
+
+// Share shows how long one of several addresses is waited for.
+var Share = share
