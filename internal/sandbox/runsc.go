@@ -199,10 +199,11 @@ func (s *Sandbox) boot(ctx context.Context) error {
 func (s *Sandbox) environment(st state) []string {
 	env := []string{}
 	if st.Egress {
-		for _, n := range []string{"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
+		for _, n := range []string{"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"} {
 			env = append(env, n+"="+ProxyURL)
 		}
-		env = append(env, "no_proxy=localhost,127.0.0.1,::1", "NO_PROXY=localhost,127.0.0.1,::1")
+		env = append(env, "no_proxy=localhost,127.0.0.1,::1", "NO_PROXY=localhost,127.0.0.1,::1",
+			"NODE_USE_ENV_PROXY=1") // Node's own fetch, from 22.21 and 24 on
 	}
 	return append(env, st.Env...)
 }
