@@ -25,6 +25,16 @@
 //     until acknowledged.
 //   - The only way out of a sandbox is its socket.
 //
+// What root inside can do to itself: end its agent (kill -9 1), which ends the
+// sandbox as pulling the plug would, and make its own results and snapshots
+// worthless. The link's key lies in the agent's memory, which nobody inside can
+// read; who had it could make up results of that one sandbox, which its
+// processes can anyway, and nothing else: the way out is known by its socket.
+//
+// What copies of one snapshot share in spite of a new identity: the boot id, all
+// that programs have drawn from the system's randomness before, and timers that
+// came due while it lay there, which fire at once (gVisor counts frozen time).
+//
 // The package does not decide when to take snapshots, keeps no credential, and
 // knows nothing of tools' permissions.
 package sandbox
