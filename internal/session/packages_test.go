@@ -190,6 +190,9 @@ type packaged struct {
 	world   *registries
 	logs    *logs
 	dir     string // of the sandboxes
+
+	mu    sync.Mutex
+	fault func(point string) error
 }
 
 func newPackaged(t testing.TB, script ...llm.PlayScript) *packaged {
@@ -236,7 +239,15 @@ func newPackaged(t testing.TB, script ...llm.PlayScript) *packaged {
 		t.Fatal(err)
 	}
 	p.manager = session.New(session.Config{DB: p.db, Node: node, Gateway: gateway.New(gateway.Config{DB: p.db, Keeper: k, Effects: effects, Logger: log}),
-		Logger: log, Sandboxes: p.r, Patience: session.Patience{Base: 5 * time.Millisecond, Max: 50 * time.Millisecond}})
+		Logger: log, Sandboxes: p.r, Patience: session.Patience{Base: 5 * time.Millisecond, Max: 50 * time.Millisecond},
+		Fault: func(point string) error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.fault == nil {
+				return nil
+			}
+			return p.fault(point)
+		}})
 	p.manager.BuildEnv("npm_config_registry=http://registry.npmjs.org/", "PIP_INDEX_URL=http://pypi.org/simple", "PIP_TRUSTED_HOST=pypi.org")
 	run, drain := context.WithCancel(ctx)
 	over := make(chan struct{})
@@ -348,6 +359,7 @@ func (p *packaged) results(id store.SessionID, n int) (out []string) {
 // build, and each begins with a machine of its own. A build that fails says why
 // and is tried again.
 func TestPackages(t *testing.T) {
+	t.Parallel()
 	for _, program := range []string{"/usr/bin/npm", "/usr/bin/python3"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("this machine has no %s", program)
@@ -364,6 +376,9 @@ func TestPackages(t *testing.T) {
 	failing := p.begin("failing", env, config)
 	if got := p.results(failing, 1); len(got) != 1 || !strings.HasPrefix(got[0], "error: ") || !strings.Contains(got[0], "install the environment's packages: npm: ") || !strings.Contains(got[0], "404") || strings.ContainsRune(got[0], 0x1b) {
 		t.Errorf("the failing build's call says %q", got)
+	}
+	if n := p.errors(failing); n != 1 {
+		t.Errorf("%d session.error events, want one", n)
 	}
 	p.world.broken.Store(false)
 	p.world.fetched.Store(0)
@@ -405,6 +420,58 @@ func TestPackages(t *testing.T) {
 		t.Errorf("the template is listed as a snapshot: %v, %v", ids, err)
 	}
 	p.oldTemplates(env, list[0])
+}
+
+// errors counts a session's error events.
+func (p *packaged) errors(id store.SessionID) int {
+	p.t.Helper()
+	all, err := p.db.Entries(p.t.Context(), ws, id, store.Range{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return count(all, "session.error")
+}
+
+// TestPackagesCrash: the builder dies when its snapshot is there and the note of
+// the template is not. Nobody takes the snapshot for a template; the next
+// session builds, and its machine is whole.
+func TestPackagesCrash(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("/usr/bin/python3"); err != nil {
+		t.Skip("this machine has no /usr/bin/python3")
+	}
+	p := newPackaged(t, llm.PlayScript{Name: "dies", Marker: "dies", Steps: []llm.Step{calls(shell("planaria-py")), done}},
+		llm.PlayScript{Name: "lives", Marker: "lives", Steps: []llm.Step{calls(shell("planaria-py")), done}})
+	env, config := p.environment(m{"type": "cloud", "packages": m{"pip": []string{"planaria-hello"}}})
+	died := make(chan struct{})
+	p.mu.Lock()
+	p.fault = func(point string) error {
+		if point != "template_saved" {
+			return nil
+		}
+		p.fault = nil
+		close(died)
+		return errKilled
+	}
+	p.mu.Unlock()
+	p.begin("dies", env, config)
+	select {
+	case <-died:
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the build does not come to its snapshot")
+	}
+	if list, err := p.r.Templates(); err != nil || len(list) != 0 {
+		t.Errorf("templates %v, %v, want none", list, err)
+	}
+	if ids, err := p.r.Snapshots(); err != nil || len(ids) != 1 {
+		t.Errorf("snapshots %v, %v, want the one that nobody names, to be swept", ids, err)
+	}
+	if got := p.results(p.begin("lives", env, config), 1); len(got) != 1 || got[0] != "hello from pip" {
+		t.Errorf("the next session: %q", got)
+	}
+	if n := p.world.fetched.Load(); n != 2 {
+		t.Errorf("%d packages were fetched, want one for each build", n)
+	}
 }
 
 // oldTemplates: one that the environment asks for stays however old it is; when

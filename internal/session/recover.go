@@ -210,6 +210,10 @@ func (d *driver) noMachine(ctx context.Context, err error, tries int, needing []
 			store.Wait{Until: d.m.now().Add(d.m.patience.backoff(tries, 0)), Reason: "machine", Tries: tries})
 	}
 	var drafts []store.Draft
+	if final(err) {
+		drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": newSessionError("unknown_error",
+			what+". The next call that needs it tries again.", "retrying")}))
+	}
 	for _, c := range needing {
 		drafts = append(drafts, d.unrun(c, gateway.Answer{IsError: true, Content: text(what + ". Nothing was run.")})...)
 	}
