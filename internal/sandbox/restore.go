@@ -28,6 +28,9 @@ type Restored struct {
 // the caller tries the next older one. ErrRoot, ErrRuntime, ErrNotFound, ErrFull,
 // ErrUnsupported when the processor lacks what the snapshot's had.
 func (r *Runtime) Restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox, *Restored, error) {
+	if err := r.haveRoot(ctx, m, spec); err != nil {
+		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)
+	}
 	admitted, err := r.admit(ctx, startMemory+m.Size(), m.Limits, spec.Wait)
 	if err != nil {
 		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)

@@ -256,6 +256,22 @@ func (r *Runtime) imageRef(ctx context.Context, root Root) (rootRef, error) {
 	return rootRef{Kind: "dir", Dir: got.Dir, Digest: got.Digest, Image: got.Image}, nil
 }
 
+// haveRoot brings the root of a snapshot here before the time of its restore is
+// counted: an image may have to be fetched again, /usr to be listed first.
+func (r *Runtime) haveRoot(ctx context.Context, m *Manifest, spec Spec) error {
+	if m.Workspace != spec.Workspace {
+		return ErrNotFound // another tenant's looks like none (L11)
+	}
+	var err error
+	switch {
+	case m.Root.Image != "":
+		_, err = r.exactRoot(ctx, Root{Digest: m.Root.Digest, Image: m.Root.Image})
+	case m.Root.Kind == "host":
+		_, err = r.exactRoot(ctx, Root{})
+	}
+	return err
+}
+
 // hostRef makes the skeleton for a digest of /usr where there is none.
 func (r *Runtime) hostRef(digest string) (rootRef, error) {
 	r.roots.Lock()

@@ -37,7 +37,7 @@ const (
 	// call_seconds allow it so long.
 	installTime = 15 * time.Minute
 	// buildTime bounds a whole build.
-	buildTime = 45 * time.Minute
+	buildTime = 30 * time.Minute
 	// templateGrace is how long a template that no environment's newest
 	// configuration asks for is kept after its last use.
 	templateGrace = 24 * time.Hour

@@ -365,8 +365,8 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if !unrestorable(err) && tries < machineTries-1 {
-			return nil, err
+		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) {
+			return nil, err // nothing is given up because a registry is away
 		}
 		d.m.log.Error("snapshot cannot be restored", "session", d.id, "snapshot", id, "err", err)
 		r.rec.Tried = append(r.rec.Tried, store.TriedSnapshot{Snapshot: id, Reason: clip(err.Error(), 500)})
