@@ -414,6 +414,70 @@ func TestSnapshotExpires(t *testing.T) {
 	}
 }
 
+// TestSnapshotKeeperCrash: killed behind each step of the keeper, the next life
+// goes on: nothing that is kept is lost, nothing that is dropped stays.
+func TestSnapshotKeeperCrash(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0, "keep_snapshots": 1}})
+	var steps []llm.Step
+	for i := range 4 {
+		steps = append(steps, calls(shell(fmt.Sprintf("echo %d >> /workspace/f; cat /workspace/f", i))), ending)
+	}
+	id := e.Begin("keeper", llm.PlayScript{Steps: steps})
+	e.Finish(id)
+	awaitPacked(t, e, id)
+	for i, point := range []string{"session:snapshot_packed", "session:snapshot_dropped", "session:snapshot_removed"} {
+		e.Arm(testenv.Fault{Point: point, N: 1})
+		e.Say(id, fmt.Sprintf("[keeper] Again %d.", i))
+		if point != "session:snapshot_removed" { // a sweep comes to that one
+			waitFor(t, "the fault at "+point, e.Fired())
+		} else {
+			e.Finish(id)
+			awaitPacked(t, e, id)
+			if err := e.Sessions().SweepImages(t.Context(), 1); err == nil {
+				t.Errorf("nothing was removed\n%s", e.Describe(id))
+			}
+		}
+		e.Crash()
+		e.Restart()
+		e.Finish(id)
+		if err := e.Sessions().KeepNow(t.Context(), "default", store.SessionID(id)); err != nil {
+			t.Errorf("after %s: %v", point, err)
+		}
+		awaitPacked(t, e, id)
+	}
+	if err := e.Sessions().SweepImages(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := e.DB().DroppedSnapshots(t.Context(), 10); err != nil || len(gone) != 0 {
+		t.Errorf("not removed: %v, %v", gone, err)
+	}
+	rows, err := e.DB().Snapshots(t.Context(), "default", store.SessionID(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := e.DB().Sealer(t.Context(), "default", store.SessionID(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range rows {
+		var p sandbox.Packed
+		if x.PackedAt.IsZero() || json.Unmarshal(x.Packed, &p) != nil {
+			continue
+		}
+		if err := e.Machines().DropImage(x.ID); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Machines().Unpack(t.Context(), "default", &p, sealer); err != nil {
+			t.Errorf("a kept snapshot: %v", err)
+		}
+	}
+	if got := resultsOf(t, e, id); got[len(got)-1] != "0\n1\n2\n3" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	e.Check()
+}
+
 // awaitPacked waits until the newest snapshot is packed.
 func awaitPacked(t testing.TB, e *testenv.Env, id string) {
 	t.Helper()
