@@ -194,8 +194,6 @@ func (d *driver) await(ctx context.Context, s standing, last stopReason) error {
 	if status == store.StatusIdle && last.Type == stopAction && equal(last.EventIDs, s.blocked) && !d.consumed {
 		return d.settleDown(ctx, s.retryAt)
 	}
-	// What was answered so far is in the rest that follows.
-	d.consumed = false
 	return d.restConsuming(ctx, nil, stopReason{Type: stopAction, EventIDs: s.blocked}, nil, nil, s.retryAt)
 }
 

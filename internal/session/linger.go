@@ -45,8 +45,12 @@ func (d *driver) restWith(ctx context.Context, a store.Append, again time.Time) 
 	var linger time.Duration
 	d.read(func(st *state) { linger = st.env.linger() })
 	a.Entries = append(a.Entries, d.waitUntil(earlier(d.m.now().Add(linger), again), "linger"))
-	_, err := d.append(ctx, a)
-	return err
+	if _, err := d.append(ctx, a); err != nil {
+		return err
+	}
+	// The next turn begins as after a claim.
+	d.listed, d.consumed = false, false
+	return nil
 }
 
 func (d *driver) waitUntil(at time.Time, reason string) store.Draft {

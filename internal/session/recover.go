@@ -137,7 +137,8 @@ func (d *driver) reattach(ctx context.Context) error {
 func (d *driver) machineRecord(ctx context.Context, m store.Machine, more ...store.Draft) error {
 	m.V, m.Node = store.BodyVersion, d.lease.Node()
 	drafts := append([]store.Draft{record(store.KindMachine, d.newID("rec_"), "", m)}, more...)
-	_, err := d.append(ctx, store.Append{Entries: drafts})
+	// What is known of the machine must not depend on who leaves meanwhile.
+	_, err := d.append(context.WithoutCancel(ctx), store.Append{Entries: drafts})
 	return err
 }
 

@@ -227,6 +227,7 @@ func TestInterruptCommand(t *testing.T) {
 		t.Errorf("the interrupt took %v", d)
 	}
 	got := resultsOf(t, e, id)
+	t.Logf("it came to %q after %v", got, time.Since(began))
 	if len(got) != 1 || !strings.HasPrefix(got[0], "error: ") {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
@@ -251,6 +252,102 @@ func TestArchiveLingering(t *testing.T) {
 			t.Errorf("%s: %v\n%s", act, err, e.Describe(id))
 		}
 		waitUntil(t, "the end of the machine", func() bool { return e.SandboxPID(id) == 0 })
+	}
+	e.Check()
+}
+
+// outward is a command that asks for a connection to an address that nobody has.
+const outward = "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'CONNECT 192.0.2.7:443 HTTP/1.1\\r\\nHost: 192.0.2.7:443\\r\\n\\r\\n' >&3 && head -1 <&3 >/dev/null; exec 3>&-; "
+
+// TestOutsideIsNotRepeated: calls that reached out are not run again after a
+// loss, neither ended ones nor the one that was under way: what they did outside
+// stands. The tunnel is in the log before it is dialled (law L1).
+func TestOutsideIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"snapshot": "manual", "output_commit": "off"}})
+	gate := e.World.HoldAfter("buy", "out")
+	id := e.Begin("out", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("echo one > /tmp/a")),
+		calls(shell(outward + "echo two > /tmp/b")),
+		acting("buy", "out"),
+		calls(shell("cat /tmp/a; ls /tmp/b")),
+		calls(shell("cat /tmp/a; ls /tmp/b")),
+		calls(shell(outward + "sleep 1000")),
+		ending}})
+	waitFor(t, "the call of the world", gate.Arrived())
+	e.KillSandbox(id)
+	gate.Release()
+	tunnels := 0
+	await(t, e, id, "the second tunnel", func(en store.Entry) bool {
+		if en.Kind == store.KindTunnel && !strings.Contains(string(en.Body), `"ended":true`) {
+			tunnels++
+		}
+		return tunnels == 2
+	})
+	e.KillSandbox(id)
+	if stop := e.Finish(id); stop.Type != "end_turn" {
+		t.Errorf("rests with %v\n%s", stop, e.Describe(id))
+	}
+	ms := machinesOf(t, e, id)
+	if len(ms) != 3 || len(ms[1].Repeated) != 1 || len(ms[1].Missing) != 1 || !strings.Contains(ms[1].Note, "192.0.2.7") {
+		t.Errorf("the machine: %+v\n%s", ms, e.Describe(id))
+	}
+	got := resultsOf(t, e, id)
+	if len(got) != 6 || !strings.Contains(got[5], "not run again") || !strings.Contains(got[4], "one") {
+		t.Errorf("results %q", got)
+	}
+	if tunnels != 2 {
+		t.Errorf("%d tunnels", tunnels)
+	}
+	e.Check()
+}
+
+// TestDrainLeavesCommand: a drain does not wait for a long command. The sandbox
+// lives on and the next process gets its result.
+func TestDrainLeavesCommand(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	id := e.Begin("drain", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("while [ ! -e /tmp/go ]; do sleep 0.1; [ $((i++)) -gt 40 ] && break; done; echo out")), ending}})
+	await(t, e, id, "the machine's record", func(en store.Entry) bool { return en.Kind == store.KindMachine })
+	waitUntil(t, "the command", func() bool { return running(e, id) })
+	began := time.Now()
+	e.Stop()
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("the drain took %v", d)
+	}
+	e.Restart()
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 1 || got[0] != "out" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestPausedMachine: a pause ends the running command and suspends the machine
+// at once; resume finds it as it was.
+func TestPausedMachine(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	id := e.Begin("pause", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("v=7; true")), calls(shell("sleep 1000")), calls(shell("echo $v")), ending}})
+	await(t, e, id, "the second output", outputs(2))
+	waitUntil(t, "the command", func() bool { return running(e, id) })
+	if _, err := e.Sessions().Pause(t.Context(), "default", store.SessionID(id), "test"); err != nil {
+		t.Fatal(err)
+	}
+	waitUntil(t, "the machine suspended", func() bool {
+		s, err := e.DB().Session(t.Context(), "default", store.SessionID(id))
+		return err == nil && s.Paused && s.Owner == "" && e.SandboxPID(id) == 0
+	})
+	if _, err := e.Sessions().Resume(t.Context(), "default", store.SessionID(id), "test"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, id, "the end", func(en store.Entry) bool {
+		return en.Type == "session.status_idle" && en.Seq > 0 && strings.Contains(string(en.Body), "end_turn") && len(resultsOf(t, e, id)) == 3
+	})
+	if got := resultsOf(t, e, id); len(got) != 3 || !strings.HasPrefix(got[1], "error: ") {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
 	e.Check()
 }

@@ -171,6 +171,13 @@ func (d *driver) reschedule(ctx context.Context, e sessionError, wait store.Wait
 	}
 	wait.V = store.BodyVersion
 	drafts = append(drafts, record(store.KindWait, d.newID("rec_"), "", wait))
+	if d.held() != nil {
+		// The machine is waited with: what runs in it keeps its way out.
+		if _, err := d.append(ctx, store.Append{Entries: drafts}); err != nil {
+			return err
+		}
+		return d.lingerUntil(ctx, wait.Until)
+	}
 	if _, err := d.append(ctx, store.Append{Entries: drafts, Park: true, Seen: d.seen}); err != nil {
 		return err
 	}

@@ -317,14 +317,14 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 	case out.StopReason != "max_tokens" && out.StopReason != "pause_turn":
 		reason.Type = stopEndTurn
 	}
+	details := out.StopDetails
+	if reason.Type == stopRefusal && len(details) == 0 {
+		details = encode(fields{"type": "refusal", "category": nil, "explanation": nil})
+	}
+	if reason.Type != stopRefusal {
+		details = nil
+	}
 	if reason.Type != "" && d.held() == nil { // with a machine more is to be done before the rest
-		details := out.StopDetails
-		if reason.Type == stopRefusal && len(details) == 0 {
-			details = encode(fields{"type": "refusal", "category": nil, "explanation": nil})
-		}
-		if reason.Type != stopRefusal {
-			details = nil
-		}
 		idle := d.idle(reason, details, store.SessionUsage{TokenUsage: out.Usage, CostNanoUSD: out.CostNanoUSD})
 		// Seen is not set: a message that waited behind this turn is in the inbox
 		// too, and the session must not fall asleep before it is answered.
@@ -342,7 +342,7 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 		return err
 	}
 	if reason.Type == stopRefusal {
-		return d.rest(ctx, reason, out.StopDetails)
+		return d.rest(ctx, reason, details)
 	}
 	return d.m.fault("after_output")
 }
