@@ -22,8 +22,9 @@ const (
 	AutoPolicy  = "auto"
 )
 
-// builtinTools are the names of the tools in the agent toolset.
-var builtinTools = []string{"bash", "read", "write", "edit", "glob", "grep", "web_fetch", "web_search"}
+// builtinTools are the names of the tools in the agent toolset. browser is an
+// extension: it is offered only to agents whose configs name it.
+var builtinTools = []string{"bash", "read", "write", "edit", "glob", "grep", "web_fetch", "web_search", "browser"}
 
 // Limits of tools (reference sections 1.9 and 11.1).
 const (

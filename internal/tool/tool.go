@@ -35,7 +35,7 @@ type Tool struct {
 }
 
 // tools in the order in which the model sees them.
-var tools = []Tool{bash, read, write, edit, glob, grep}
+var tools = []Tool{bash, read, write, edit, glob, grep, browser}
 
 // All lists the tools in the order in which the model sees them.
 func All() []Tool { return append([]Tool(nil), tools...) }

@@ -36,6 +36,7 @@ type Agent struct {
 	env        []string
 	calls      map[string]*call
 	shells     map[string]*shell
+	chrome     *chrome  // nil until a call needs it
 	placed     []string // folders that the host has put files into
 	changes    uint64
 	kept       int64 // bytes of results

@@ -245,6 +245,8 @@ func (a *Agent) tool(c *call, input json.RawMessage, w *watch) wire.Result {
 		return with(input, func(in searchInput) wire.Result { return a.glob(in, c, w) })
 	case "grep":
 		return with(input, func(in searchInput) wire.Result { return a.grep(in, c, w) })
+	case "browser":
+		return with(input, func(in browserInput) wire.Result { return a.browse(in, c) })
 	}
 	return failure("no such tool: %s", c.tool)
 }
