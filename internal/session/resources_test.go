@@ -392,3 +392,25 @@ func TestResourceChange(t *testing.T) {
 		}
 	}
 }
+
+// TestUpdateThroughInbox: what an update leaves out is kept also when it goes
+// through the inbox of a session that somebody owns.
+func TestUpdateThroughInbox(t *testing.T) {
+	title := "t"
+	for _, p := range []session.UpdateParams{
+		{Title: &title}, {Budget: json.RawMessage("null")}, {Resources: &session.ResourceChange{ID: "a"}},
+		{Tools: json.RawMessage("[]"), MCPServers: json.RawMessage("[]")},
+	} {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got session.UpdateParams
+		if err := json.Unmarshal(raw, &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(p, got); diff != "" {
+			t.Errorf("update changed on its way (-sent +taken):\n%s", diff)
+		}
+	}
+}

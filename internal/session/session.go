@@ -79,11 +79,12 @@ type UpdateParams struct {
 	// NoTitle clears the title.
 	NoTitle  bool
 	Metadata map[string]*string // merged; nil value deletes the key
-	// Tools and MCPServers replace the agent's lists (resolved wire form).
-	Tools      json.RawMessage
-	MCPServers json.RawMessage
+	// Tools and MCPServers replace the agent's lists (resolved wire form). What
+	// is left out is left out in the inbox too: null there would clear it.
+	Tools      json.RawMessage `json:",omitempty"`
+	MCPServers json.RawMessage `json:",omitempty"`
 	// Budget: "null" removes it.
-	Budget json.RawMessage
+	Budget json.RawMessage `json:",omitempty"`
 	// Resources changes one resource.
 	Resources *ResourceChange `json:",omitempty"`
 }
