@@ -113,7 +113,7 @@ PLANARIA_API_KEY or --api-key-file says who you are.`,
 	root.AddCommand(
 		a.serveCommand(), a.demoCommand(), a.runCommand(),
 		a.sessionsCommand(), a.logCommand(), a.effectsCommand(), a.settleCommand(), a.approveCommand(),
-		a.resumeCommand(), a.pauseCommand(),
+		a.resumeCommand(), a.pauseCommand(), a.sandboxCommand(), a.checkpointCommand(), a.filesCommand(),
 		a.agentsCommand(), a.connectorsCommand(), a.keysCommand(), a.usageCommand(),
 		a.verifyCommand(), a.doctorCommand(), a.versionCommand(),
 	)

@@ -199,6 +199,9 @@ func (s *server) routes() []route {
 		{pattern: "GET /v1/sessions/{session}/resources/{resource}", action: policy.SessionsRead, handle: s.getResource},
 		{pattern: "POST /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.updateResource, again: s.getResource},
 		{pattern: "DELETE /v1/sessions/{session}/resources/{resource}", action: policy.SessionsUpdate, handle: s.deleteResource},
+		{pattern: "GET /v1/sessions/{session}/sandbox", action: policy.SessionsRead, handle: s.getSandbox},
+		{pattern: "GET /v1/sessions/{session}/checkpoints", action: policy.SessionsRead, handle: s.listCheckpoints},
+		{pattern: "POST /v1/sessions/{session}/checkpoints", action: policy.SessionsUpdate, handle: s.createCheckpoint, again: s.createdCheckpoint},
 
 		{pattern: "GET /v1/sessions/{session}/effects", action: policy.EffectsRead, handle: s.listSessionEffects},
 		{pattern: "GET /v1/effects", action: policy.EffectsRead, handle: s.listEffects},

@@ -93,8 +93,12 @@ func (q query) deltas() (map[string]bool, error) {
 	}
 	out := map[string]bool{}
 	for _, v := range values {
-		if t := api.EventType(v); t != api.TypeAgentMessage && t != api.TypeAgentThinking {
-			return nil, api.Invalid("event_deltas", "%q has no previews; use agent.message or agent.thinking", v)
+		// agent.tool_use is an extension: the output of a command while it runs.
+		// Official clients do not ask for it.
+		switch api.EventType(v) {
+		case api.TypeAgentMessage, api.TypeAgentThinking, api.TypeAgentToolUse:
+		default:
+			return nil, api.Invalid("event_deltas", "%q has no previews; use agent.message, agent.thinking or agent.tool_use", v)
 		}
 		out[v] = true
 	}
@@ -350,7 +354,7 @@ func (st *eventStream) event(e store.Entry) (end bool, err error) {
 		return true, err
 	}
 	delete(st.skip, e.ID)
-	if st.previews[e.Type] {
+	if st.previews[e.Type] && e.Type != string(api.TypeAgentToolUse) { // a tool use is followed by its previews
 		if len(st.done) >= maxDone {
 			clear(st.done) // previews come with their event or not at all
 		}
@@ -359,8 +363,9 @@ func (st *eventStream) event(e store.Entry) (end bool, err error) {
 	return e.Type == string(api.TypeSessionStatusTerminated), st.frame(strconv.FormatInt(int64(e.Seq), 10), w)
 }
 
-// delta writes a preview, if it was asked for and its event is not there yet.
-// Text may be lost under load; the final event is authoritative.
+// delta writes a preview, if it was asked for and its event is not there yet; of
+// a tool use, what its command prints while it runs. Text may be lost under load;
+// the final event, and of a tool use its result, is authoritative.
 func (st *eventStream) delta(d session.Delta) error {
 	if !st.previews[d.Type] || st.done[string(d.Event)] {
 		return nil
@@ -369,7 +374,7 @@ func (st *eventStream) delta(d session.Delta) error {
 	switch {
 	case d.Start:
 		body = &api.EventStart{Event: api.EventPreview{Type: api.EventType(d.Type), ID: string(d.Event)}}
-	case d.Type == string(api.TypeAgentMessage) && d.Text != "":
+	case d.Type != string(api.TypeAgentThinking) && d.Text != "":
 		body = api.TextDelta(string(d.Event), int64(d.Index), d.Text)
 	default:
 		return nil
