@@ -22,9 +22,12 @@ const (
 	AutoPolicy  = "auto"
 )
 
-// builtinTools are the names of the tools in the agent toolset. browser is an
-// extension: it is offered only to agents whose configs name it.
-var builtinTools = []string{"bash", "read", "write", "edit", "glob", "grep", "web_fetch", "web_search", "browser"}
+// builtinTools are the names of the tools in the agent toolset.
+var builtinTools = []string{"bash", "read", "write", "edit", "glob", "grep", "web_fetch", "web_search"}
+
+// browserTool is an extension of the toolset: it is offered only to agents whose
+// configs name it. An agent that does not may have a custom tool of that name.
+const browserTool = "browser"
 
 // Limits of tools (reference sections 1.9 and 11.1).
 const (
@@ -238,6 +241,14 @@ func resolveTools(path string, in []ToolParams) (List[Tool], error) {
 		}
 		out = append(out, t)
 	}
+	for i, t := range out {
+		named := func(o Tool) bool {
+			return o.Type == ToolsetAgent && slices.ContainsFunc(o.Configs, func(c ToolConfig) bool { return c.Name == browserTool })
+		}
+		if t.Type == ToolCustom && t.Name == browserTool && slices.ContainsFunc(out, named) {
+			return nil, Invalid(index(path, i)+".name", "%q is configured as a built-in tool too; choose another", browserTool)
+		}
+	}
 	return out, nil
 }
 
@@ -310,7 +321,7 @@ func (c ToolConfigParams) resolve(path, toolset string, d ToolDefault) (ToolConf
 		out.WebConfig = WebConfig{}
 		return out, required(path+".name", c.Name, maxToolName)
 	}
-	if err := oneOf(path+".name", c.Name, builtinTools...); err != nil {
+	if err := oneOf(path+".name", c.Name, append(builtinTools[:len(builtinTools):len(builtinTools)], browserTool)...); err != nil {
 		return out, err
 	}
 	if c.Type != "" && c.Type != c.Name {
