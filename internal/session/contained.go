@@ -269,7 +269,7 @@ func (d *driver) inside(ctx context.Context, b *machine, c *call) (gateway.Answe
 		done <- e
 	}()
 	over := ctx.Done()
-	var late <-chan time.Time
+	var late, again <-chan time.Time
 	for {
 		select {
 		case e := <-done:
@@ -293,9 +293,14 @@ func (d *driver) inside(ctx context.Context, b *machine, c *call) (gateway.Answe
 			d.cancelCall(ctx, b, c.event)
 			t := time.NewTimer(cancelledCallEnd)
 			defer t.Stop()
-			late = t.C
+			// It may not have begun inside when it was first asked to end.
+			r := time.NewTicker(cancelAgain)
+			defer r.Stop()
+			late, again = t.C, r.C
+		case <-again:
+			d.cancelCall(ctx, b, c.event)
 		case <-late:
-			late = nil
+			late, again = nil, nil
 			cancel(context.Cause(ctx))
 		}
 	}

@@ -165,6 +165,7 @@ type environment struct {
 const (
 	defaultCallTime  = 10 * time.Minute
 	cancelledCallEnd = 10 * time.Second // how long a cancelled call may take to say so
+	cancelAgain      = 500 * time.Millisecond
 )
 
 func parseEnvironment(raw json.RawMessage) (environment, error) {

@@ -112,7 +112,7 @@ func (d *driver) reattach(ctx context.Context) error {
 	s, err := d.m.cfg.Sandboxes.Find(ctx, string(d.ws), string(d.id), uint64(d.lease.Fence()))
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
-		return nil
+		return d.m.killNamed(ctx, d.key()) // a dead one leaves its folder
 	case errors.Is(err, sandbox.ErrFenced):
 		return fmt.Errorf("%w: %w", store.ErrFenced, err)
 	case err != nil:

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -160,11 +162,21 @@ func (e *Env) SandboxPID(id string) int {
 		if err != nil {
 			continue // it went meanwhile
 		}
-		if json.Unmarshal(b, &st) == nil && st.ID == id && st.Phase == "running" && syscall.Kill(st.PID, 0) == nil {
+		if json.Unmarshal(b, &st) == nil && st.ID == id && st.Phase == "running" && lives(st.PID) {
 			return st.PID
 		}
 	}
 	return 0
+}
+
+// lives reports whether a process runs; one that waits to be reaped does not.
+func lives(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
 }
 
 // Say sends a message to a session.
