@@ -56,10 +56,15 @@ reached over HTTP like any other.
             at the old cloud: done there, its answer never delivered. Nobody can
             know; the effect is in doubt. The contract's probe asks the cloud, finds
             the database deleted, and the session goes on.
+  Act three An agent with a machine of its own (a sandbox), on which a counter runs in
+            the background. The machine gets SIGKILL and comes back from its
+            snapshot: the counter goes on, the files are there. Then the server gets
+            SIGKILL while a command runs on the machine: its result arrives, it ran
+            once. Left out where the machine runs no sandboxes.
 
 Then it prints both ledgers, the effect log and the timings, verifies every hash
 chain, and exits with 1 if an irreversible call arrived twice, a step is missing,
-or a request to the model was invalid.`,
+the counter began again, or a request to the model was invalid.`,
 		Example: "  planaria demo\n  planaria demo --keep --verbose",
 		Args:    argsExactly(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context()) },
@@ -110,6 +115,7 @@ func (d *demo) run(ctx context.Context) error {
 	defer stop()
 	began := time.Now()
 	defer d.close()
+	machines := probeMachines(ctx)
 	if err := d.open(ctx); err != nil {
 		return err
 	}
@@ -124,6 +130,10 @@ func (d *demo) run(ctx context.Context) error {
 			return fmt.Errorf("act %d: %w", act.N, err)
 		}
 		d.report.Acts = append(d.report.Acts, act)
+	}
+	var err error
+	if d.report.Machine, err = d.playMachine(ctx, <-machines); err != nil {
+		return fmt.Errorf("act 3: %w", err)
 	}
 	if err := d.server.stop(); err != nil {
 		return err
@@ -207,6 +217,9 @@ func (d *demo) openModel() error {
 func (d *demo) close() {
 	if d.server != nil {
 		d.server.kill()
+		if err := d.endMachines(); err != nil {
+			d.a.say("planaria: cannot end the agents' machines: %v", err)
+		}
 	}
 	for _, c := range []*cloud{d.old, d.new} {
 		if c != nil {

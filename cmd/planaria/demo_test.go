@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,7 +18,7 @@ import (
 
 // goodReport is what a demo finds in which every promise held.
 func goodReport() *demoReport {
-	r := &demoReport{Model: llm.ScriptStats{Requests: 28, Answered: 28}, Chains: 3}
+	r := &demoReport{Model: llm.ScriptStats{Requests: 36, Answered: 36}, Chains: 3}
 	for n := 1; n <= 2; n++ {
 		now := time.Now()
 		a := &act{N: n, tool: "delete_database", Stop: api.StopEndTurn, First: now}
@@ -42,6 +43,11 @@ func goodReport() *demoReport {
 			}
 		}
 		r.Acts = append(r.Acts, a)
+	}
+	r.Machine = &machineAct{PIDs: [2]int{11, 12}, Stops: []string{api.StopEndTurn, api.StopEndTurn}}
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(machineNote)))
+	for _, text := range []string{"started", "", "9", "whole\n" + sum + "\nseven 12 20", "finished", "8\nwhole\n70"} {
+		r.Machine.Results = append(r.Machine.Results, machineResult{Tool: "bash", Text: text})
 	}
 	return r
 }
@@ -75,7 +81,24 @@ func TestDemoJudges(t *testing.T) {
 		{"nothing after the kill", func(r *demoReport) { r.Acts[1].First = time.Time{} }},
 		{"1 invalid", func(r *demoReport) { r.Model.Invalid = 1 }},
 		{"1 unexpected", func(r *demoReport) { r.Model.Unscripted = 1 }},
-		{"was asked 27 times", func(r *demoReport) { r.Model.Answered = 27 }},
+		{"was asked 35 times", func(r *demoReport) { r.Model.Answered = 35 }},
+		{"was not killed", func(r *demoReport) { r.Machine.PIDs[1] = 11 }},
+		{"has lost its variable", func(r *demoReport) {
+			r.Machine.Results[3].Text = strings.Replace(r.Machine.Results[3].Text, "seven", "eight", 1)
+		}},
+		{"the note is not what was written", func(r *demoReport) {
+			r.Machine.Results[3].Text = strings.Replace(r.Machine.Results[3].Text, "\n", "\n0", 1)
+		}},
+		{"the counter does not go on", func(r *demoReport) {
+			r.Machine.Results[3].Text = strings.Replace(r.Machine.Results[3].Text, "seven 12", "seven 3", 1)
+		}},
+		{"its numbers are gap", func(r *demoReport) {
+			r.Machine.Results[3].Text = strings.Replace(r.Machine.Results[3].Text, "whole", "gap", 1)
+		}},
+		{"wrote [16 whole 70] lines, not 8", func(r *demoReport) { r.Machine.Results[5].Text = "16\nwhole\n70" }},
+		{"in the end at \"2\"", func(r *demoReport) { r.Machine.Results[5].Text = "8\nwhole\n2" }},
+		{"act 3: bash says no", func(r *demoReport) { r.Machine.Results[0] = machineResult{Tool: "bash", Text: "no", IsError: true} }},
+		{"2 turns with 5 results", func(r *demoReport) { r.Machine.Results = r.Machine.Results[:5] }},
 		{"1 of 3 hash chains", func(r *demoReport) { r.Damaged = 1 }},
 		{"0 of 0 hash chains", func(r *demoReport) { r.Chains = 0 }},
 	}
@@ -116,8 +139,8 @@ func TestDemoKeep(t *testing.T) {
 		t.Fatalf("the demo ended without telling where the server is: %v", c.Wait())
 	}
 	sessions, err := collect(client.AllSessions(t.Context(), api.SessionListParams{}), 0)
-	if err != nil || len(sessions) != 2 {
-		t.Errorf("the server lists %d sessions, %v; want 2", len(sessions), err)
+	if err != nil || len(sessions) < 2 || len(sessions) > 3 {
+		t.Errorf("the server lists %d sessions, %v; want 3, or 2 without act three", len(sessions), err)
 	}
 	if err := c.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)

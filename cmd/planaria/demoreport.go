@@ -14,6 +14,7 @@ import (
 // demoReport is what the demo found.
 type demoReport struct {
 	Acts       []*act
+	Machine    *machineAct
 	Model      llm.ScriptStats
 	FirstStart time.Duration
 	Total      time.Duration
@@ -50,7 +51,12 @@ func (r *demoReport) judge() []string {
 	if r.Model.Invalid > 0 || r.Model.Unscripted > 0 {
 		fail("the model got %d invalid and %d unexpected requests: %s", r.Model.Invalid, r.Model.Unscripted, r.Model.LastError)
 	}
-	if want := 2 * (demoSteps + 1); r.Model.Answered < want {
+	r.Machine.judge(fail)
+	want := 2 * (demoSteps + 1)
+	if r.Machine.Missing == "" {
+		want += machineAsked
+	}
+	if r.Model.Answered < want {
 		fail("the model was asked %d times, %d are needed", r.Model.Answered, want)
 	}
 	if r.Damaged > 0 || r.Chains == 0 {
@@ -138,7 +144,10 @@ func (d *demo) print() error {
 			return err
 		}
 	}
-	fmt.Fprintf(w, "\ntimings\n")
+	if err := d.printMachine(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\ntimings of acts 1 and 2\n")
 	if err := table(w, []string{"ACT", "KILL TO READY", "KILL TO FIRST NEW ENTRY", "KILL TO FINISHED", "ACT"}, d.report.timeRows()); err != nil {
 		return err
 	}
@@ -156,14 +165,19 @@ func (d *demo) verdict() {
 		}
 		return
 	}
+	machine := "the machine of act 3 was not tried"
+	if r.Machine.Missing == "" {
+		machine = "a machine that was killed went on from its snapshot; a command outlived its server and ran once"
+	}
 	fmt.Fprintf(w, `
 VERDICT: every promise held
   - two SIGKILLs at the worst moments, two sessions finished by themselves, %d steps each
   - each irreversible call (%s) arrived exactly once per act
   - what was in doubt was settled by asking the cloud, not by trying again
+  - %s
   - the model was asked %d times, no request was invalid
   - %d hash chains with %d entries verify
-`, demoSteps, strings.Join(irreversible, ", "), r.Model.Requests, r.Chains, r.Entries)
+`, demoSteps, strings.Join(irreversible, ", "), machine, r.Model.Requests, r.Chains, r.Entries)
 }
 
 // ledgerRows are the lines of a ledger, with the kill at its place.
@@ -245,10 +259,20 @@ type demoJSON struct {
 	OK      bool            `json:"ok"`
 	Broken  []string        `json:"broken"`
 	Acts    []demoActJSON   `json:"acts"`
+	Machine demoMachineJSON `json:"machine"`
 	Model   llm.ScriptStats `json:"model"`
 	Chains  int             `json:"chains"`
 	Entries int64           `json:"entries"`
 	TotalMS int64           `json:"total_ms"`
+}
+
+type demoMachineJSON struct {
+	Missing      string          `json:"missing,omitzero"`
+	Session      string          `json:"session,omitzero"`
+	Results      []machineResult `json:"results,omitzero"`
+	RestoredMS   int64           `json:"machine_kill_to_first_result_ms,omitzero"`
+	KillReadyMS  int64           `json:"server_kill_to_ready_ms,omitzero"`
+	KillResultMS int64           `json:"server_kill_to_running_result_ms,omitzero"`
 }
 
 type demoActJSON struct {
@@ -264,6 +288,9 @@ type demoActJSON struct {
 
 func (r *demoReport) json() demoJSON {
 	out := demoJSON{OK: len(r.Broken) == 0, Broken: append([]string{}, r.Broken...), Model: r.Model, Chains: r.Chains, Entries: r.Entries, TotalMS: r.Total.Milliseconds()}
+	m := r.Machine
+	out.Machine = demoMachineJSON{Missing: m.Missing, Session: m.Session, Results: m.Results, RestoredMS: m.Restored.Sub(m.Died).Milliseconds(),
+		KillReadyMS: m.Ready.Sub(m.Killed).Milliseconds(), KillResultMS: m.Finished.Sub(m.Killed).Milliseconds()}
 	for _, a := range r.Acts {
 		out.Acts = append(out.Acts, demoActJSON{Act: a.N, Session: a.Session, KillReadyMS: a.Ready.Sub(a.Killed).Milliseconds(),
 			KillFirstMS: a.First.Sub(a.Killed).Milliseconds(), KillEndMS: a.Ended.Sub(a.Killed).Milliseconds(),

@@ -170,24 +170,7 @@ func (s *site) check() []store.Session {
 	t := s.t
 	t.Helper()
 	ctx := context.Background()
-	master, err := vault.OpenMaster(s.dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blobs, err := blob.Open(filepath.Join(s.dir, blobFolder))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer blobs.Close()
-	url := s.store
-	if url == "" {
-		url = "sqlite:" + filepath.Join(s.dir, storeFile)
-	}
-	db, err := store.Open(ctx, store.Config{URL: url, Master: master, Blobs: blobs, ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
+	db, url := s.offline()
 	laws := &testenv.Laws{DB: db, URL: url, World: s.world, Model: s.model, Secrets: []string{killAPIKey, killModelKey, killToken},
 		Said: map[string][]byte{"output of a process": s.logs.All(), "an answer": s.api.Seen()}}
 	broken, err := laws.Check(ctx)
@@ -202,6 +185,29 @@ func (s *site) check() []store.Session {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// offline opens the store that the processes left, to read it until the test ends.
+func (s *site) offline() (db *store.DB, url string) {
+	t := s.t
+	t.Helper()
+	master, err := vault.OpenMaster(s.dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs, err := blob.Open(filepath.Join(s.dir, blobFolder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = blobs.Close() })
+	if url = s.store; url == "" {
+		url = "sqlite:" + filepath.Join(s.dir, storeFile)
+	}
+	if db, err = store.Open(t.Context(), store.Config{URL: url, Master: master, Blobs: blobs, ReadOnly: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db, url
 }
 
 // TestKillSQLite kills the real server with SIGKILL at random moments while
@@ -315,7 +321,8 @@ func wait(a, b <-chan struct{}, d time.Duration) bool {
 // herd drives sessions through all lives of the server.
 type herd struct {
 	*site
-	last atomic.Bool // begin no new session
+	last   atomic.Bool                     // begin no new session
+	script func(tag string) llm.PlayScript // of each session; nil: killScript
 
 	mu       sync.Mutex
 	up       chan struct{} // closed while the server takes requests
@@ -353,7 +360,11 @@ func (h *herd) alive() <-chan struct{} {
 func (h *herd) lane(ctx context.Context, lane int) {
 	for n := 0; !h.last.Load(); n++ {
 		tag := fmt.Sprintf("lane%d-%d", lane, n)
-		h.model.Add(h.t, testenv.Marked(tag, killScript(tag)))
+		script := killScript
+		if h.script != nil {
+			script = h.script
+		}
+		h.model.Add(h.t, testenv.Marked(tag, script(tag)))
 		if err := h.session(ctx, tag); err != nil {
 			h.t.Errorf("session %s: %v", tag, err)
 			return
