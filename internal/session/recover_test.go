@@ -351,3 +351,52 @@ func TestPausedMachine(t *testing.T) {
 	}
 	e.Check()
 }
+
+// TestSweptSandbox: a sandbox that no driver will hold again does not stay: its
+// owner died after it said that it is suspended, or the machine of a session at
+// rest was left running and nobody comes by itself.
+func TestSweptSandbox(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
+	id := e.Begin("sweep", llm.PlayScript{Steps: []llm.Step{calls(shell("w=9; true")), ending, calls(shell("echo $w")), ending}})
+	e.Arm(testenv.Fault{Point: "session:suspended", N: 1})
+	waitFor(t, "the crash", e.Fired())
+	if e.SandboxPID(id) == 0 {
+		t.Fatal("the sandbox did not outlive the crash")
+	}
+	e.Crash()
+	e.Restart()
+	waitUntil(t, "the end of the sandbox", func() bool { return e.SandboxPID(id) == 0 })
+	e.Say(id, "go on")
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 2 || got[1] != "9" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestLostAtRest: the sandbox dies while the session lingers. The log says so,
+// nobody owns the session, and the next message finds the newest snapshot.
+func TestLostAtRest(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	id := e.Begin("rest", llm.PlayScript{Steps: []llm.Step{calls(shell("w=9; true")), ending, calls(shell("echo $w")), ending}})
+	e.Finish(id)
+	e.KillSandbox(id)
+	await(t, e, id, "the loss", func(en store.Entry) bool {
+		return en.Kind == store.KindMachine && strings.Contains(string(en.Body), `"lost"`)
+	})
+	waitUntil(t, "the rest", func() bool {
+		s, err := e.DB().Session(t.Context(), "default", store.SessionID(id))
+		return err == nil && s.Owner == "" && s.WakeAt.IsZero()
+	})
+	e.Say(id, "go on")
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 2 || got[1] != "9" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	if got := strings.Join(actsOf(machinesOf(t, e, id)), " "); got != "started lost restored" {
+		t.Errorf("the machine was %s", got)
+	}
+	e.Check()
+}

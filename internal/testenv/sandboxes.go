@@ -45,15 +45,12 @@ var program = sync.OnceValues(func() (string, error) {
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the binary: %w: %s", err, b)
 	}
-	f, err := os.Open(out)
+	fd, err := syscall.Open(out, syscall.O_RDONLY|syscall.O_CLOEXEC, 0) // never closed
 	if err != nil {
 		return "", err
 	}
-	programFile = f
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), nil
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd), nil
 })
-
-var programFile *os.File // of the built binary
 
 var probed = sync.OnceValue(func() []sandbox.Finding {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
