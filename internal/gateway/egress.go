@@ -44,7 +44,13 @@ const (
 type Network struct {
 	// Unrestricted: to every public host, on every port.
 	Unrestricted bool
-	Hosts        []string // bare names or "*." wildcards; ports 80 and 443
+	// Hosts are the environment's allowed_hosts: bare names or "*." wildcards;
+	// ports 80 and 443. Bare ones may have private addresses, where the operator
+	// allows private networks at all.
+	Hosts []string
+	// Servers are the hosts of the agent's MCP servers, where the environment
+	// allows them: bare names, or "host:port".
+	Servers []string
 	// PackageManagers adds the public package registries.
 	PackageManagers bool
 }
@@ -248,7 +254,7 @@ func (e *egress) open(ctx context.Context, p place) (*way, *denial) {
 	if no != nil {
 		return nil, no
 	}
-	conn, err := e.g.keeper.Tunnel(ctx, p.host, p.port)
+	conn, err := e.g.keeper.Tunnel(ctx, p.host, p.port, e.rules.private(p))
 	if err != nil {
 		no := e.unreached(p, err)
 		w.end(no.text)
@@ -295,7 +301,7 @@ func (e *egress) unreached(p place, err error) *denial {
 	case errors.Is(err, keeper.ErrForbidden):
 		e.g.log.Warn("refused to dial out of a sandbox", "session", e.scope.Session, "err", err)
 		r = says(http.StatusForbidden, "destination_ip_prohibited",
-			errors.New("its address is private, special or this server's own, and such addresses are not reached from a sandbox"))
+			errors.New("its address is private, special or this server's own. Private ones are reached only where the operator allows it and the environment's networking.allowed_hosts names the host itself, the others never"))
 		r.reason = "Address not allowed"
 	case errors.Is(err, keeper.ErrNoName):
 		r = says(http.StatusBadGateway, "dns_error", keeper.ErrNoName)

@@ -295,7 +295,8 @@ func TestEgressClosed(t *testing.T) {
 
 // The real guard stands before every dial (attacks N1, N3, N4, N9): names that
 // resolve to what is private and our own addresses are refused, however the
-// environment allows them.
+// environment allows them; with --allow-private-networks those are reached that
+// a limited environment names itself, and no others.
 func TestEgressGuard(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -303,24 +304,47 @@ func TestEgressGuard(t *testing.T) {
 	}
 	defer l.Close()
 	own := l.Addr().String()
+	_, port, _ := net.SplitHostPort(own)
 	guard := func(private bool) func(*keeper.Config) {
 		return func(k *keeper.Config) {
-			k.Dial = keeper.Guard(func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("dialled") }, []string{own})
+			k.Dial = keeper.Guard(func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("dialled") }, []string{own, ":80"})
 			k.AllowPrivateNetworks = private
 		}
 	}
-	_, port, _ := net.SplitHostPort(own)
-	for target, reached := range map[string]bool{ // with --allow-private-networks
-		"localhost:" + port: false, own: false, "localhost:1": true, "127.0.0.1:1": true, "[::1]:1": true, "10.1.2.3:1": true,
-		"169.254.169.254:80": false, "[fd00:ec2::254]:80": false, "[::ffff:a9fe:a9fe]:80": false, "[64:ff9b::a9fe:a9fe]:80": false, "168.63.129.16:80": false,
+	named := gateway.Network{Hosts: []string{"localhost"}}
+	for _, c := range []struct {
+		network gateway.Network
+		target  string
+		reached bool // with --allow-private-networks; without, nothing is
+	}{
+		{named, "localhost:443", true},
+		{named, "LOCALHOST.:443", true},
+		{named, "localhost:80", false}, // our own
+		{gateway.Network{Hosts: []string{"*.localhost", "localhost"}}, "localhost:443", true},
+		{gateway.Network{Servers: []string{"localhost"}}, "localhost:443", false},
+		{gateway.Network{Servers: []string{"localhost:8443"}}, "localhost:8443", false},
+		{gateway.Network{PackageManagers: true}, "localhost:443", false},
+		{gateway.Network{PackageManagers: true}, "localhost:8081", false},
+		{gateway.Network{PackageManagers: true, Hosts: []string{"localhost"}}, "localhost:8081", false},
+		{anywhere, "localhost:" + port, false}, {anywhere, own, false},
+		{anywhere, "localhost:1", false}, {anywhere, "localhost:443", false}, {anywhere, "127.0.0.1:1", false}, {anywhere, "[::1]:1", false},
+		{anywhere, "10.1.2.3:1", false}, {anywhere, "[::ffff:10.1.2.3]:443", false},
+		{anywhere, "169.254.169.254:80", false}, {anywhere, "[fd00:ec2::254]:80", false}, {anywhere, "[::ffff:a9fe:a9fe]:80", false},
+		{anywhere, "[64:ff9b::a9fe:a9fe]:80", false}, {anywhere, "168.63.129.16:80", false},
 	} {
 		for _, private := range []bool{false, true} {
-			o := newOutside(t)
-			p := o.inside(anywhere, guard(private)).dial()
-			p.say("CONNECT " + target + " HTTP/1.1\r\nHost: " + target + "\r\n\r\n")
-			resp, body := p.answer("GET")
-			if want := map[bool]int{true: 502, false: 403}[private && reached]; resp.StatusCode != want {
-				t.Errorf("%s, private %v: %s %q, want %d", target, private, resp.Status, body, want)
+			for _, send := range []string{"CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", "GET http://%s/ HTTP/1.1\r\nHost: %s\r\n\r\n"} {
+				o := newOutside(t)
+				i := o.inside(c.network, guard(private))
+				if strings.HasPrefix(send, "CONNECT") && strings.HasSuffix(c.target, ":80") && !c.network.Unrestricted {
+					continue // it is no tunnel
+				}
+				p := i.dial()
+				p.say(fmt.Sprintf(send, c.target, c.target))
+				resp, body := p.answer("GET")
+				if want := map[bool]int{true: 502, false: 403}[private && c.reached]; resp.StatusCode != want || strings.Contains(body, "not reachable from this sandbox") {
+					t.Errorf(send+" under %+v, private %v: %s %q, want %d", c.target, c.target, c.network, private, resp.Status, body, want)
+				}
 			}
 		}
 	}

@@ -227,15 +227,31 @@ func publicPackages(extra []string) (*hostRules, error) {
 type rules struct {
 	network  Network
 	hosts    *hostRules
+	servers  *hostRules
 	packages *hostRules
 }
 
 func newRules(n Network, packages *hostRules) *rules {
-	r := &rules{network: n, hosts: newHostRules(), packages: packages}
+	r := &rules{network: n, hosts: newHostRules(), servers: newHostRules(), packages: packages}
 	for _, h := range n.Hosts {
 		_ = r.hosts.add(h) // checked by the API; what it lets through and we do not, matches nothing
 	}
+	for _, h := range n.Servers {
+		_ = r.servers.addPlace(h) // an address matches nothing
+	}
 	return r
+}
+
+// allows reports whether limited networking names p.
+func (r *rules) allows(p place) bool {
+	return r.hosts.has(p) || r.servers.has(p) || r.network.PackageManagers && r.packages.has(p)
+}
+
+// private reports whether p may have a private address: the environment names
+// this very host. What a wildcard, the agent's own list of servers or a list of
+// ours lets through could be anybody's name for a machine next to us.
+func (r *rules) private(p place) bool {
+	return !r.network.Unrestricted && r.hosts.names[p.host] && r.hosts.has(p)
 }
 
 // deny returns why p may not be reached, with the way out; nil when it may.
@@ -243,7 +259,7 @@ func (r *rules) deny(p place) *denial {
 	if p.host == RepositoryHost {
 		return nil // served here, see egress_git.go
 	}
-	if r.network.Unrestricted || r.hosts.has(p) || r.network.PackageManagers && r.packages.has(p) {
+	if r.network.Unrestricted || r.allows(p) {
 		return nil
 	}
 	why, mend := "no allowed host of the environment names it", fmt.Sprintf("add %q to the environment's networking.allowed_hosts", p.host)
@@ -251,7 +267,7 @@ func (r *rules) deny(p place) *denial {
 	switch {
 	case p.literal:
 		why, mend = "limited networking reaches hosts by name, not by address", "use its name, and add that to the environment's networking.allowed_hosts"
-	case r.hosts.has(known) || r.network.PackageManagers && r.packages.has(known):
+	case r.allows(known):
 		why, mend = "limited networking reaches ports 80 and 443 only", "use one of these, or an environment with networking unrestricted"
 	case r.packages.has(p):
 		mend += ", or set networking.allow_package_managers"

@@ -109,7 +109,7 @@ func (o *outside) inside(n gateway.Network, change ...func(*keeper.Config)) *ins
 		c(&cfg)
 	}
 	i := &inside{t: o.t, o: o, ctx: o.t.Context()}
-	i.g = gateway.New(gateway.Config{Keeper: keeper.New(cfg), Logger: cfg.Logger, PackageHosts: []string{"mirror.test", "mirror.test:8081", "*.mirrors.test"}})
+	i.g = gateway.New(gateway.Config{Keeper: keeper.New(cfg), Logger: cfg.Logger, PackageHosts: []string{"mirror.test", "mirror.test:8081", "*.mirrors.test", "localhost", "localhost:8081"}})
 	i.scope = gateway.EgressScope{Workspace: ws, Session: "sesn_1", Network: n,
 		Opened: func(_ context.Context, t store.Tunnel) error {
 			o.mu.Lock()
@@ -257,6 +257,7 @@ func TestEgressConnect(t *testing.T) {
 func TestEgressRules(t *testing.T) {
 	limited := gateway.Network{Hosts: []string{"a.test", "*.wild.test", "Upper.TEST.", "bücher.test", "10.1.1.1", "8.8.8.8"}}
 	packages := gateway.Network{PackageManagers: true}
+	servers := gateway.Network{Servers: []string{"mcp.test", "mcp2.test:8443", "8.8.8.8", "[::1]:443"}}
 	open := gateway.Network{Unrestricted: true}
 	for _, c := range []struct {
 		network gateway.Network
@@ -293,6 +294,10 @@ func TestEgressRules(t *testing.T) {
 		{packages, "mirror.test:8082", 403, "ports 80 and 443 only"},
 		{packages, "de.mirrors.test:443", 200, ""},
 		{packages, "upload.pypi.org:443", 403, `add "upload.pypi.org"`},
+		{servers, "mcp.test:443", 200, ""},
+		{servers, "mcp2.test:8443", 200, ""},
+		{servers, "mcp2.test:443", 403, `add "mcp2.test"`},
+		{servers, "8.8.8.8:443", 403, "not by address"},
 		{open, "anything.test:25", 200, ""},
 		{open, "8.8.8.8:53", 200, ""},
 		{open, "[2606:4700:4700::1111]:443", 200, ""},
@@ -321,6 +326,7 @@ func TestEgressRules(t *testing.T) {
 	} {
 		o := newOutside(t)
 		for _, at := range []string{"a.test:443", "upper.test:443", "xn--bcher-kva.test:443", "x.wild.test:443", "y.x.wild.test:443", "pypi.org:443",
+			"mcp.test:443", "mcp2.test:8443",
 			"registry.npmjs.org:443", "mirror.test:443", "mirror.test:8081", "de.mirrors.test:443", "anything.test:25", "8.8.8.8:53",
 			"[2606:4700:4700::1111]:443", "a_b.test:443"} {
 			o.fail[at] = nil

@@ -124,7 +124,7 @@ func (g *guard) check(ctx context.Context, ip netip.Addr, port string) error {
 		return nil
 	}
 	if err := g.public.SafeAddr(ip); err != nil {
-		return fmt.Errorf("%w: private and special addresses are reached through a connector, or with --allow-private-networks", ErrForbidden)
+		return fmt.Errorf("%w: private and special addresses are reached through a connector, or under --allow-private-networks (from a sandbox: only hosts that its environment's allowed_hosts names)", ErrForbidden)
 	}
 	return nil
 }

@@ -36,13 +36,14 @@ func (e *TunnelError) Error() string   { return "reach " + e.Host + ": " + e.Err
 func (e *TunnelError) Unwrap() []error { return []error{e.Why, e.Err} }
 
 // Tunnel connects to a host for a process in a sandbox, once. The name is
-// resolved once and the address that is dialled was checked (Guard); private
-// addresses are reached only under AllowPrivateNetworks. Errors are
-// *TunnelError or ctx's.
-func (k *Keeper) Tunnel(ctx context.Context, host string, port int) (net.Conn, error) {
+// resolved once and the address that is dialled was checked (Guard). Private
+// addresses are reached only where the caller says private, which means that the
+// environment names this host itself, and AllowPrivateNetworks is set. Errors
+// are *TunnelError or ctx's.
+func (k *Keeper) Tunnel(ctx context.Context, host string, port int, private bool) (net.Conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, TunnelTime)
 	defer cancel()
-	if k.cfg.AllowPrivateNetworks {
+	if private && k.cfg.AllowPrivateNetworks {
 		dialCtx = Private(dialCtx)
 	}
 	c, err := k.cfg.Dial(dialCtx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))

@@ -28,7 +28,7 @@ func TestTunnelErrors(t *testing.T) {
 			asked = addr
 			return nil, c.fail
 		}})
-		_, err := k.Tunnel(t.Context(), "2001:db8::1", 443)
+		_, err := k.Tunnel(t.Context(), "2001:db8::1", 443, true)
 		var why *keeper.TunnelError
 		if !errors.As(err, &why) || !errors.Is(why.Why, c.want) || !errors.Is(err, c.fail) || asked != "[2001:db8::1]:443" {
 			t.Errorf("%v: got %v, dialled %s; want %v", c.fail, err, asked, c.want)
@@ -41,7 +41,7 @@ func TestTunnelErrors(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})
-	if _, err := k.Tunnel(ctx, "a.test", 443); !errors.Is(err, left) {
+	if _, err := k.Tunnel(ctx, "a.test", 443, false); !errors.Is(err, left) {
 		t.Errorf("after the caller's end: %v", err)
 	}
 }
