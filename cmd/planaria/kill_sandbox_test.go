@@ -200,7 +200,7 @@ func boxScript(tag string) llm.PlayScript {
 	return llm.PlayScript{Steps: steps}
 }
 
-// TestKillSandboxes kills sandboxes and the server at random moments (trials R1,
+// TestKillSandboxes kills sandboxes and the server at random moments (trials R2,
 // K1 to K4, table G): what the machine holds in the end is what the transcript
 // says, or a note has told the model. No call is done twice, none is lost
 // silently, and a process in the background never begins again.
@@ -383,9 +383,10 @@ func (c *outsideCounter) arrive(t *testing.T, s *site, name string) {
 	}
 }
 
-// TestKillWhileCommandRuns: the server dies while a command runs that has called
-// outside; the next one finds the machine at work, the result arrives, and the
-// command ran once, counted inside and outside (trial K3, X1). Then the machine
+// TestKillWhileCommandRuns: the server drains, then another dies, while a command
+// runs that has called outside; the next one finds the machine at work, the
+// result arrives, and the command ran once, counted inside and outside (trials
+// K3, W3, R2). Then the machine
 // itself dies in such a command: it is not run again, for it has called outside,
 // and the model is told.
 func TestKillWhileCommandRuns(t *testing.T) {
@@ -399,7 +400,7 @@ func TestKillWhileCommandRuns(t *testing.T) {
 	}
 	show := llm.Step{Text: "And now?", Tools: []llm.ToolCall{{Name: "bash", Input: map[string]any{"command": "cat runs.log # show"}}}}
 	s.model.Add(t, testenv.Marked("command", llm.PlayScript{Steps: []llm.Step{
-		command("one"), {Text: "One is done."}, command("two"), show, {Text: "All done."}}}))
+		command("zero"), command("one"), {Text: "One is done."}, command("two"), show, {Text: "All done."}}}))
 	p := s.start(s.addr)
 	s.up(p)
 	s.machineObjects(60)
@@ -407,6 +408,19 @@ func TestKillWhileCommandRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// SIGTERM does not wait for the command: the machine goes on without a server.
+	outside.arrive(t, s, "zero")
+	asked := time.Now()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.gone
+	if p.err != nil {
+		t.Errorf("the drained server ended with %v", p.err)
+	}
+	drained := time.Since(asked)
+	p = s.start(s.addr)
+	s.up(p)
 	outside.arrive(t, s, "one")
 	p.kill()
 	p = s.start(s.addr)
@@ -440,13 +454,15 @@ func TestKillWhileCommandRuns(t *testing.T) {
 	db, _ := s.offline()
 	w := s.tell(db, store.SessionID(id))
 	// The answer from outside went through the server that died.
-	if got := strings.TrimPrefix(w.results["one"], "counted\n"); got != "finished" {
-		t.Errorf("the command that outlived the server says %q %v, want its whole result", got, w.failed)
+	for _, name := range []string{"zero", "one"} {
+		if got := strings.TrimPrefix(w.results[name], "counted\n"); got != "finished" {
+			t.Errorf("command %s, which outlived the server, says %q %v, want its whole result", name, got, w.failed)
+		}
 	}
-	if w.attached != 1 || w.restored != 1 {
-		t.Errorf("the machine was found again %d times and restored %d times, want once each", w.attached, w.restored)
+	if w.attached != 2 || w.restored != 1 {
+		t.Errorf("the machine was found again %d times and restored %d times, want 2 and 1", w.attached, w.restored)
 	}
-	for _, name := range []string{"one", "two"} {
+	for _, name := range []string{"zero", "one", "two"} {
 		if n := outside.called(name); n != 1 {
 			t.Errorf("command %s called outside %d times, want once", name, n)
 		}
@@ -455,10 +471,12 @@ func TestKillWhileCommandRuns(t *testing.T) {
 	if !isError {
 		t.Errorf("the command that died with the machine says %q, want an error that tells of it", w.results["two"])
 	}
-	t.Logf("the model was told %q, notes %q", said, w.notes)
+	t.Logf("drained in %s; the model was told %q, notes %q", drained, said, w.notes)
 	shown := w.results["show"]
-	if n := strings.Count(shown, "begin one\n"); n != 1 || strings.Count(shown, "end one") != 1 {
-		t.Errorf("inside it ran %d times: %q", n, shown)
+	for _, name := range []string{"begin zero", "end zero", "begin one", "end one"} {
+		if n := strings.Count(shown, name+"\n") + strings.Count(shown+"$", name+"$"); n != 1 {
+			t.Errorf("%s stands in its file %d times: %q", name, n, shown)
+		}
 	}
 	if strings.Contains(shown, "end two") {
 		t.Errorf("the command that died is said to have ended: %q", shown)
