@@ -93,6 +93,7 @@ func (g *Gateway) Egress(ctx context.Context, s EgressScope, conn io.ReadWriteCl
 		}
 		_ = conn.Close()
 		cut(nil)
+		e.heard()
 	}()
 	leave, ok := g.admit(s)
 	if !ok {
@@ -121,6 +122,8 @@ type egress struct {
 	rules *rules
 	// within is where a tunnel leads whose plain HTTP we read ourselves.
 	within *place
+	// ear is closed when nobody listens to in any more; nil when nobody did.
+	ear chan struct{}
 }
 
 // admit counts a connection of a session in, until leave is called.
@@ -149,6 +152,7 @@ type egressKey struct {
 // next serves one request and reports whether another may follow.
 func (e *egress) next(ctx context.Context) bool {
 	e.watch.within(EgressKeep)
+	e.heard()
 	if _, err := e.in.Peek(1); err != nil {
 		return false
 	}

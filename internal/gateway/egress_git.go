@@ -110,6 +110,7 @@ func (e *egress) fetch(ctx context.Context, h *head, r Repository) (keep bool) {
 		keep, failed = e.fetched(ctx, h, f, w, p, sent.whole)
 		return keep
 	}
+	e.sendBody(h, nil) // there is none
 	keep, failed = e.fetched(ctx, h, f, w, p, func() bool { return true })
 	return keep
 }

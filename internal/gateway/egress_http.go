@@ -100,26 +100,47 @@ func (e *egress) goOn(h *head) error {
 	return nil
 }
 
-// sendBody passes the body of a request on, beside the reading of its answer. A body that does not go out to its end
-// cuts everything: no upstream takes half of one for a whole one, and nothing of
-// it is read as the next request.
+// sendBody passes the body of a request on, beside the reading of its answer. A
+// body that does not go out to its end cuts everything: no upstream takes half of
+// one for a whole one, and nothing of it is read as the next request. After it,
+// the process is listened to.
 func (e *egress) sendBody(h *head, send func(body io.Reader) error) *sending {
 	s := &sending{over: make(chan struct{})}
-	if !h.hasBody() {
-		s.all = true
-		close(s.over)
-		return s
-	}
+	e.ear = make(chan struct{})
 	go func() {
-		defer close(s.over)
-		err := send(e.body(h))
+		defer close(e.ear)
+		var err error
+		if h.hasBody() {
+			err = send(e.body(h))
+		}
 		var read *readError
 		if errors.As(err, &read) {
 			e.cut(errBody)
 		}
 		s.all = err == nil
+		close(s.over)
+		if s.all && h.upgrade == "" { // else what comes next is the tunnel's
+			e.listen()
+		}
 	}()
 	return s
+}
+
+// listen notices that a process leaves while it waits for its answer: nobody else
+// reads what it says then, and an answer that never comes would keep its place
+// for EgressIdle. One that has only ended its direction has EgressHalfIdle left.
+func (e *egress) listen() {
+	if _, err := e.in.Peek(1); err != nil {
+		e.watch.idle(EgressHalfIdle) // a stream that was reset ends ctx by itself
+	}
+}
+
+// heard waits until nobody listens: what comes next is read by the caller.
+func (e *egress) heard() {
+	if e.ear != nil {
+		<-e.ear
+		e.ear = nil
+	}
 }
 
 // sending is a body on its way.

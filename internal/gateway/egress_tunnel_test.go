@@ -335,6 +335,18 @@ func TestEgressTimes(t *testing.T) {
 			_, _ = http.ReadRequest(bufio.NewReader(host))
 			say(host, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nx")
 		}, gateway.EgressIdle, "no data"},
+		"left before the answer": {anywhere, func(p, host net.Conn) {
+			say(p, "GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+			_, _ = http.ReadRequest(bufio.NewReader(host))
+			p.Close()
+		}, gateway.EgressHalfIdle, "no data"},
+		"left after its body": {anywhere, func(p, host net.Conn) {
+			say(p, "POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1\r\n\r\n")
+			go say(p, "x")
+			r, _ := http.ReadRequest(bufio.NewReader(host))
+			_, _ = io.ReadAll(r.Body)
+			p.Close()
+		}, gateway.EgressHalfIdle, "no data"},
 		"dial": {anywhere, func(p, _ net.Conn) { say(p, "CONNECT hangs.test:443 HTTP/1.1\r\nHost: hangs.test\r\n\r\n") }, keeper.TunnelTime, "did not answer in time"},
 	} {
 		t.Run(name, func(t *testing.T) {
