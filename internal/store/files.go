@@ -171,6 +171,15 @@ func (db *DB) HasOutput(ctx context.Context, ws WorkspaceID, id SessionID, path,
 	return n > 0, nil
 }
 
+// contents runs a write that makes or drops the use of a content. The lock on its
+// data key is what orders such writes, so on PostgreSQL each statement must see
+// what was committed before it: the count behind the lock sees what the lock
+// waited for. In a transaction with one view of the database it would miss a copy
+// that a session was created with meanwhile, and take its content.
+func (db *DB) contents(ctx context.Context, f func(*tx) error) error {
+	return db.write(ctx, writeOpt{iso: sql.LevelReadCommitted, step: "tx"}, f)
+}
+
 // FileCopy is a copy of a file for a session: a new id for the same content.
 type FileCopy struct {
 	From FileID
@@ -183,7 +192,7 @@ type FileCopy struct {
 // names the copy. A crash between the two leaves a copy that goes with its session.
 func (db *DB) CopyFile(ctx context.Context, ws WorkspaceID, id SessionID, c FileCopy) (File, error) {
 	var out File
-	err := db.tx(ctx, func(t *tx) error {
+	err := db.contents(ctx, func(t *tx) error {
 		if _, err := t.sessionRow(ws, id, true); err != nil {
 			return err
 		}
@@ -219,7 +228,7 @@ func (t *tx) copyFile(ws WorkspaceID, id SessionID, c FileCopy) (File, error) {
 // DropCopy removes a copy that no resource came to name. It joins no audit row.
 func (db *DB) DropCopy(ctx context.Context, ws WorkspaceID, id FileID) error {
 	var g gone
-	err := db.tx(ctx, func(t *tx) error {
+	err := db.contents(ctx, func(t *tx) error {
 		g = gone{ws: ws}
 		f, err := t.file(ws, id)
 		if errors.Is(err, ErrNotFound) {
@@ -246,18 +255,34 @@ func (db *DB) File(ctx context.Context, ws WorkspaceID, id FileID) (File, error)
 	return f, nil
 }
 
+// file reads a file. One that is deleted between the reads of its row and of its
+// key is gone, not damaged.
 func (t *tx) file(ws WorkspaceID, id FileID) (File, error) {
+	f, meta, err := t.fileRow(ws, id)
+	if err != nil {
+		return f, err
+	}
+	if err = t.openMeta(&f, meta); errors.Is(err, ErrDamaged) {
+		if _, _, now := t.fileRow(ws, id); now != nil {
+			err = now
+		}
+	}
+	return f, err
+}
+
+// fileRow reads the row of a file that is there; its meta is still sealed.
+func (t *tx) fileRow(ws WorkspaceID, id FileID) (File, []byte, error) {
 	var gone int64
 	f, meta, err := scanFile(with(t.queryRow(`SELECT `+fileColumns+`, gone_at FROM files WHERE workspace = ? AND id = ?`, ws, id), &gone))
 	switch {
 	case err != nil:
-		return f, notFound(t.db.mapErr(err))
+		err = notFound(t.db.mapErr(err))
 	case !f.ExpiresAt.IsZero() && !t.db.Now().Before(f.ExpiresAt):
-		return f, ErrExpired
+		err = ErrExpired
 	case gone != 0:
-		return f, ErrNotFound
+		err = ErrNotFound
 	}
-	return f, t.openMeta(&f, meta)
+	return f, meta, err
 }
 
 // with scans more columns behind those that a scan function knows.
@@ -277,13 +302,26 @@ func (db *DB) OpenFile(ctx context.Context, f File) (io.ReadCloser, error) {
 	if !ok {
 		return nil, fmt.Errorf("open file %s: the blob store does not stream", f.ID)
 	}
-	key, err := db.peek(ctx).dataKey(f.Workspace, f.keyID)
+	r, err := db.openContent(ctx, blobs, f)
+	if errors.Is(err, ErrDamaged) {
+		if _, _, now := db.peek(ctx).fileRow(f.Workspace, f.ID); now != nil {
+			err = now // deleted since the caller read it
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open file %s: %w", f.ID, err)
 	}
+	return r, nil
+}
+
+func (db *DB) openContent(ctx context.Context, blobs FileBlobs, f File) (io.ReadCloser, error) {
+	key, err := db.peek(ctx).dataKey(f.Workspace, f.keyID)
+	if err != nil {
+		return nil, err
+	}
 	r, err := blobs.Stream(ctx, string(f.Workspace), f.blob)
 	if err != nil {
-		return nil, fmt.Errorf("open file %s: %w: %w", f.ID, ErrDamaged, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return newOpening(key, f.Workspace, r), nil
 }
@@ -345,7 +383,7 @@ type gone struct {
 // DeleteFile erases a file. Copies of it in sessions stay. ErrNotFound.
 func (db *DB) DeleteFile(ctx context.Context, ws WorkspaceID, id FileID) error {
 	var g gone
-	err := db.tx(ctx, func(t *tx) error {
+	err := db.contents(ctx, func(t *tx) error {
 		g = gone{ws: ws}
 		f, err := t.file(ws, id)
 		if err != nil {
@@ -462,7 +500,7 @@ func (db *DB) sweepFiles(ctx context.Context) (n int, err error) {
 			break
 		}
 		g := gone{ws: f.Workspace}
-		err = db.tx(ctx, func(t *tx) error {
+		err = db.contents(ctx, func(t *tx) error {
 			g = gone{ws: f.Workspace}
 			var left int64 // a sweep of another process, or a deletion, may have been first
 			if err := t.queryRow(`SELECT count(*) FROM files WHERE workspace = ? AND id = ? AND gone_at = 0`, f.Workspace, f.ID).Scan(&left); err != nil || left == 0 {
