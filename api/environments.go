@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"net/netip"
 	"strings"
 )
 
@@ -246,11 +247,23 @@ func (n Networking) validate(path string) error {
 		return Invalid(path+".allowed_hosts", "holds %d hosts; at most %d are allowed", len(n.AllowedHosts), maxAllowedHosts)
 	}
 	for i, h := range n.AllowedHosts {
-		if err := validateHost(index(path+".allowed_hosts", i), h); err != nil {
+		if err := validateAllowedHost(index(path+".allowed_hosts", i), h); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// validateAllowedHost wants what a sandbox can ask for by name: no address, in
+// none of its spellings (127.1, 0x7f.1). It would match nothing.
+func validateAllowedHost(path, h string) error {
+	name := strings.TrimPrefix(h, "*.")
+	_, err := netip.ParseAddr(strings.Trim(name, "[]"))
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if err == nil || last != "" && last[0] >= '0' && last[0] <= '9' && !strings.ContainsAny(name, ":/") {
+		return Invalid(path, "%q is an address; hosts are allowed by name only, such as api.example.com or *.example.com", short(h))
+	}
+	return validateHost(path, h)
 }
 
 func (c EnvironmentConfig) validatePackages(path string) error {

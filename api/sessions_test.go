@@ -177,7 +177,7 @@ func TestMoney(t *testing.T) {
 func TestEnvironments(t *testing.T) {
 	for name, c := range map[string]struct{ in, path, config string }{
 		"default":     {`{"name":"e"}`, "", `{"type":"cloud","networking":{"type":"unrestricted"},"packages":{"type":"packages","apt":[],"cargo":[],"gem":[],"go":[],"npm":[],"pip":[]}}`},
-		"limited":     {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["*.example.com","10.0.0.1"]}}}`, "", `{"type":"cloud","networking":{"type":"limited","allowed_hosts":["*.example.com","10.0.0.1"],"allow_mcp_servers":false,"allow_package_managers":false},"packages":{"type":"packages","apt":[],"cargo":[],"gem":[],"go":[],"npm":[],"pip":[]}}`},
+		"limited":     {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["*.example.com","a.1b.c"]}}}`, "", `{"type":"cloud","networking":{"type":"limited","allowed_hosts":["*.example.com","a.1b.c"],"allow_mcp_servers":false,"allow_package_managers":false},"packages":{"type":"packages","apt":[],"cargo":[],"gem":[],"go":[],"npm":[],"pip":[]}}`},
 		"self-hosted": {`{"name":"e","config":{"type":"self_hosted"}}`, "", `{"type":"self_hosted"}`},
 		"no name":     {`{}`, "name", ""},
 		"type":        {`{"name":"e","config":{"type":"moon"}}`, "config.type", ""},
@@ -187,6 +187,12 @@ func TestEnvironments(t *testing.T) {
 		"net extras":  {`{"name":"e","config":{"type":"cloud","networking":{"type":"unrestricted","allow_mcp_servers":true}}}`, "config.networking", ""},
 		"host":        {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["a.com","https://b.com"]}}}`, "config.networking.allowed_hosts[1]", ""},
 		"host, port":  {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["a.com:80"]}}}`, "config.networking.allowed_hosts[0]", ""},
+		"IPv4":        {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["10.0.0.1"]}}}`, "config.networking.allowed_hosts[0]", ""},
+		"IPv6":        {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["a.com","2001:db8::1"]}}}`, "config.networking.allowed_hosts[1]", ""},
+		"brackets":    {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["[::1]"]}}}`, "config.networking.allowed_hosts[0]", ""},
+		"short IPv4":  {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["127.1"]}}}`, "config.networking.allowed_hosts[0]", ""},
+		"hex":         {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["*.0x7f"]}}}`, "config.networking.allowed_hosts[0]", ""},
+		"one number":  {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited","allowed_hosts":["2130706433"]}}}`, "config.networking.allowed_hosts[0]", ""},
 		"packages":    {`{"name":"e","config":{"type":"cloud","networking":{"type":"limited"},"packages":{"pip":["x==1"]}}}`, "config.networking.allow_package_managers", ""},
 		"flag":        {`{"name":"e","config":{"type":"cloud","packages":{"pip":["--index-url=x"]}}}`, "config.packages.pip[0]", ""},
 		"scope":       {`{"name":"e","scope":"account"}`, "scope", ""},
