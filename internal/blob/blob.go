@@ -269,6 +269,18 @@ func (f *Folder) List(ctx context.Context, ws string) ([]Info, error) {
 	return out, nil
 }
 
+// Before lists the names of the workspace's blobs that were last put before a time.
+func (f *Folder) Before(ctx context.Context, ws string, before time.Time) ([]string, error) {
+	all, err := f.List(ctx, ws)
+	var out []string
+	for _, b := range all {
+		if b.At.Before(before) {
+			out = append(out, b.Name)
+		}
+	}
+	return out, err
+}
+
 // Sweep removes temporary files that were last written before a time, in all
 // workspaces, and returns how many. A Put that takes longer than that loses its
 // file and returns an error; give it an hour, or now when no other process uses

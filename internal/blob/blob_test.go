@@ -300,6 +300,12 @@ func TestSweep(t *testing.T) {
 	if list, err := f.List(ctx, "default"); err != nil || len(list) != 1 || list[0].Name != name {
 		t.Errorf("List = %v, %v; want the blob alone", list, err)
 	}
+	if old, err := f.Before(ctx, "default", hour); err != nil || len(old) != 0 {
+		t.Errorf("Before = %v, %v; want none", old, err)
+	}
+	if old, err := f.Before(ctx, "default", time.Now().Add(time.Hour)); err != nil || len(old) != 1 || old[0] != name {
+		t.Errorf("Before = %v, %v; want %s", old, err, name)
+	}
 	if n, err := f.Sweep(ctx, hour); err != nil || n != 1 {
 		t.Errorf("Sweep = %d, %v; want 1", n, err)
 	}

@@ -50,10 +50,10 @@ func (e *env) send(parts []string, headers ...string) answer {
 	return e.do("POST", "/v1/files", body, append([]string{"Content-Type", typ}, headers...)...)
 }
 
-// blobCount counts the blobs of the home workspace.
+// blobCount counts the contents of files of the home workspace.
 func (e *env) blobCount() int {
 	e.t.Helper()
-	all, err := filepath.Glob(filepath.Join(e.dir, "blobs", "default", "*"))
+	all, err := filepath.Glob(filepath.Join(e.dir, "blobs", "default-files", "*"))
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func TestDownload(t *testing.T) {
 	if len(list.Data) != 1 || list.Data[0].Scope == nil || list.Data[0].Scope.ID != o.session || !list.Data[0].Downloadable {
 		t.Errorf("files of the session = %+v", list.Data)
 	}
-	all, err := filepath.Glob(filepath.Join(e.dir, "blobs", "default", "*"))
+	all, err := filepath.Glob(filepath.Join(e.dir, "blobs", "default-files", "*"))
 	if err != nil || len(all) != 1 {
 		t.Fatalf("blobs: %v, %v", all, err)
 	}

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"time"
 )
 
 // FileBlobs is what Config.Blobs must also be where files are kept: contents
@@ -17,6 +19,20 @@ type FileBlobs interface {
 	PutReader(ctx context.Context, ws string, r io.Reader) (name string, size int64, err error)
 	Stream(ctx context.Context, ws, name string) (io.ReadCloser, error)
 }
+
+// blobSweep is what Config.Blobs may also be: what a crash left in it is removed
+// then. *blob.Folder is.
+type blobSweep interface {
+	// Before lists the blobs that were last put before a time.
+	Before(ctx context.Context, ws string, before time.Time) (names []string, err error)
+	// Sweep removes what never became a blob and was last written before a time.
+	Sweep(ctx context.Context, before time.Time) (removed int, err error)
+}
+
+// contentSpace is where the contents of a workspace's files lie in the blob
+// store: apart, so that what no row of files names there is of no use to anybody.
+// No workspace has such an id.
+func contentSpace(ws WorkspaceID) string { return string(ws) + "-files" }
 
 // contentChunk is how much of a content is sealed in one piece: large enough
 // that nonce and tag do not count, small enough that a hundred at once fit.
@@ -37,7 +53,8 @@ type Content struct {
 
 // PutContent seals all of r under a key of its own into the blob store, and is
 // durable when it returns. The caller bounds r and makes a file of it, or drops
-// it. A crash before that leaves a blob that no row names and whose key is gone.
+// it. A crash before that leaves a blob that no row names and whose key is gone:
+// SweepContents removes it.
 func (db *DB) PutContent(ctx context.Context, ws WorkspaceID, r io.Reader) (*Content, error) {
 	blobs, ok := db.cfg.Blobs.(FileBlobs)
 	if !ok {
@@ -52,7 +69,7 @@ func (db *DB) PutContent(ctx context.Context, ws WorkspaceID, r io.Reader) (*Con
 		return nil, fmt.Errorf("put content: %w", err)
 	}
 	s := &sealing{key: c.key, ws: ws, r: r, digest: sha256.New()}
-	if c.blob, _, err = blobs.PutReader(ctx, string(ws), s); err != nil {
+	if c.blob, _, err = blobs.PutReader(ctx, contentSpace(ws), s); err != nil {
 		return nil, fmt.Errorf("put content: %w", err)
 	}
 	c.Size, c.SHA256 = s.size, hex.EncodeToString(s.digest.Sum(nil))
@@ -66,9 +83,82 @@ func (db *DB) DropContent(ctx context.Context, c *Content) {
 		return
 	}
 	db.keys.drop(c.keyID)
-	if err := db.cfg.Blobs.Delete(ctx, string(c.ws), c.blob); err != nil {
+	if err := db.cfg.Blobs.Delete(ctx, contentSpace(c.ws), c.blob); err != nil {
 		db.log.Warn("left a blob of an unused content", "err", err)
 	}
+}
+
+// Times of what crashes left in the blob store.
+const (
+	// contentKept is the age at which a content that no row names is removed. One
+	// that is still to get its row is minutes old.
+	contentKept = 24 * time.Hour
+	// halfKept is the age at which a blob that was never finished is removed. One
+	// that is being written was written to a minute ago.
+	halfKept = time.Hour
+	// sweepContentsEvery is the time between two looks for them.
+	sweepContentsEvery = time.Hour
+)
+
+// SweepContents removes what crashes left in the blob store: half-written blobs,
+// and contents that no row names, be it that none came to or that the last one
+// went. It may run in several processes at once.
+func (db *DB) SweepContents(ctx context.Context) (removed int, err error) {
+	blobs, ok := db.cfg.Blobs.(blobSweep)
+	if !ok {
+		return 0, nil
+	}
+	removed, err = blobs.Sweep(ctx, db.Now().Add(-halfKept))
+	if err != nil {
+		return removed, fmt.Errorf("sweep contents: %w", err)
+	}
+	var all []WorkspaceID
+	err = db.peek(ctx).each(`SELECT id FROM workspaces`, nil, func(r *sql.Rows) error {
+		var ws WorkspaceID
+		err := r.Scan(&ws)
+		all = append(all, ws)
+		return err
+	})
+	for _, ws := range all {
+		if err != nil {
+			break
+		}
+		var n int
+		n, err = db.sweepContents(ctx, blobs, ws)
+		removed += n
+	}
+	if err != nil {
+		return removed, fmt.Errorf("sweep contents: %w", err)
+	}
+	return removed, nil
+}
+
+// sweepContents lists the blobs before the rows: a row that came in between
+// names a content that is too young.
+func (db *DB) sweepContents(ctx context.Context, blobs blobSweep, ws WorkspaceID) (removed int, err error) {
+	old, err := blobs.Before(ctx, contentSpace(ws), db.Now().Add(-contentKept))
+	if err != nil || len(old) == 0 {
+		return 0, err
+	}
+	named := map[string]bool{}
+	if err := db.peek(ctx).each(`SELECT blob FROM files WHERE workspace = ? AND blob <> ''`, []any{ws}, func(r *sql.Rows) error {
+		var name string
+		err := r.Scan(&name)
+		named[name] = true
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	for _, name := range old {
+		if named[name] {
+			continue
+		}
+		if err := db.cfg.Blobs.Delete(ctx, contentSpace(ws), name); err != nil {
+			return removed, err
+		}
+		removed++
+	}
+	return removed, nil
 }
 
 // aadOfChunk binds a chunk to its content, place and being the last, so that

@@ -100,7 +100,7 @@ func (t *tx) insertFile(f *File, key *dataKey, origin string) error {
 }
 
 // CreateFile makes a file of a content, which is durable already. A crash before
-// the commit leaves that content without a row. ErrConflict: the id is taken.
+// the commit leaves that content without a row, to SweepContents. ErrConflict: the id is taken.
 func (db *DB) CreateFile(ctx context.Context, f File, c *Content) (File, error) {
 	return db.createFile(ctx, f, c, "")
 }
@@ -319,7 +319,7 @@ func (db *DB) openContent(ctx context.Context, blobs FileBlobs, f File) (io.Read
 	if err != nil {
 		return nil, err
 	}
-	r, err := blobs.Stream(ctx, string(f.Workspace), f.blob)
+	r, err := blobs.Stream(ctx, contentSpace(f.Workspace), f.blob)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
@@ -437,11 +437,11 @@ func (t *tx) dropContent(g *gone, f File) error {
 }
 
 // dropContents removes contents whose keys are destroyed. A crash before it
-// leaves blobs that nobody can open.
+// leaves blobs that nobody can open: SweepContents removes them.
 func (db *DB) dropContents(ctx context.Context, g gone) {
 	for i, id := range g.keys {
 		db.keys.drop(id)
-		if err := db.cfg.Blobs.Delete(context.WithoutCancel(ctx), string(g.ws), g.blobs[i]); err != nil {
+		if err := db.cfg.Blobs.Delete(context.WithoutCancel(ctx), contentSpace(g.ws), g.blobs[i]); err != nil {
 			db.log.Warn("left a blob of an erased file", "err", err)
 		}
 	}
@@ -525,10 +525,11 @@ func (db *DB) sweepFiles(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// sweeper sweeps files until ctx ends.
+// sweeper sweeps files and contents until ctx ends.
 func (db *DB) sweeper(ctx context.Context) error {
 	t := time.NewTicker(sweepEvery)
 	defer t.Stop()
+	var contents time.Time // when they were last swept
 	for {
 		select {
 		case <-ctx.Done():
@@ -539,6 +540,15 @@ func (db *DB) sweeper(ctx context.Context) error {
 			db.log.Warn("cannot sweep files", "err", err)
 		} else if n > 0 {
 			db.log.Info("erased expired files", "files", n)
+		}
+		if time.Since(contents) < sweepContentsEvery {
+			continue
+		}
+		contents = time.Now()
+		if n, err := db.SweepContents(ctx); err != nil && ctx.Err() == nil {
+			db.log.Warn("cannot sweep the blob store", "err", err)
+		} else if n > 0 {
+			db.log.Info("removed what crashes left in the blob store", "blobs", n)
 		}
 	}
 }

@@ -8,12 +8,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/planaria/planaria/internal/store"
+	"github.com/planaria/planaria/internal/testenv"
 )
 
 func (b *memBlobs) PutReader(ctx context.Context, w string, r io.Reader) (string, int64, error) {
@@ -32,6 +34,20 @@ func (b *memBlobs) Stream(ctx context.Context, w, name string) (io.ReadCloser, e
 	}
 	return io.NopCloser(bytes.NewReader(data)), nil
 }
+
+func (b *memBlobs) Before(_ context.Context, w string, t time.Time) (out []string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key := range b.m {
+		if name, ok := strings.CutPrefix(key, w+"/"); ok && b.at[key].Before(t) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// Sweep: nothing here is ever half written.
+func (b *memBlobs) Sweep(context.Context, time.Time) (int, error) { return 0, nil }
 
 // change replaces every blob by what f makes of it.
 func (b *memBlobs) change(f func([]byte) []byte) {
@@ -343,6 +359,60 @@ func TestOutputs(t *testing.T) {
 			t.Errorf("has output of another session = %v, %v", has, err)
 		}
 	})
+}
+
+// A crash between a content and its row, and one between the end of a row and the
+// end of its content, leave blobs. They are removed when they are old enough; no
+// content that a row names is, and none that may still get its row.
+func TestSweepContents(t *testing.T) {
+	for _, engine := range []string{"sqlite", "postgres"} {
+		t.Run(engine, func(t *testing.T) {
+			var later atomic.Int64 // hours that the store's clock is ahead
+			set := func(c *store.Config) {
+				c.Now = func() time.Time { return time.Now().Add(time.Duration(later.Load()) * time.Hour) }
+			}
+			url := "sqlite:" + t.TempDir() + "/data/planaria.db"
+			if engine == "postgres" {
+				url = testenv.Postgres(t)
+			}
+			e := newEnvWith(t, url, set)
+			s := e.create()
+			kept := e.file("kept", []byte("kept"))
+			cp, err := e.db.CopyFile(t.Context(), ws, s.ID, store.FileCopy{From: kept.ID, To: "file_cp"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := e.db.DeleteFile(t.Context(), ws, kept.ID); err != nil { // the copy goes on
+				t.Fatal(err)
+			}
+			// What is kept for others in the blob store is nobody's content.
+			if _, err := e.blobs.Put(t.Context(), string(ws), []byte("a body of the log")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.db.PutContent(t.Context(), ws, strings.NewReader("its upload was cut by a crash")); err != nil {
+				t.Fatal(err)
+			}
+			e.crash()
+			sweep := func(want int) {
+				t.Helper()
+				if n, err := e.db.SweepContents(t.Context()); err != nil || n != want {
+					t.Errorf("sweep %d hours later = %d, %v, want %d", later.Load(), n, err, want)
+				}
+			}
+			sweep(0)
+			later.Store(23)
+			sweep(0)
+			later.Store(25)
+			sweep(1)
+			sweep(0)
+			if data, err := e.content(cp); err != nil || string(data) != "kept" {
+				t.Errorf("content of a copy = %q, %v", data, err)
+			}
+			if n := e.blobs.count(); n != 2 {
+				t.Errorf("%d blobs, want the body and the copy's content", n)
+			}
+		})
+	}
 }
 
 // A file ends at its time, says so for a week, and its content goes with it.

@@ -142,16 +142,18 @@ func (m master) Unwrap(wrapped []byte) ([]byte, error) {
 type memBlobs struct {
 	mu sync.Mutex
 	m  map[string][]byte
+	at map[string]time.Time
 }
 
 func (b *memBlobs) Put(_ context.Context, w string, data []byte) (string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.m == nil {
-		b.m = map[string][]byte{}
+		b.m, b.at = map[string][]byte{}, map[string]time.Time{}
 	}
 	sum := sha256.Sum256(data)
 	name := hex.EncodeToString(sum[:])
+	b.at[w+"/"+name] = time.Now()
 	b.m[w+"/"+name] = append([]byte(nil), data...)
 	return name, nil
 }
