@@ -177,10 +177,10 @@ func (m *Mux) Close() {
 // nobody writes to it any more.
 func (m *Mux) Serve(conn io.ReadWriteCloser, peer State) error {
 	m.mu.Lock()
-	if m.err != nil {
+	if err := m.err; err != nil {
 		m.mu.Unlock()
 		_ = conn.Close()
-		return m.err
+		return err
 	}
 	m.epoch++
 	epoch := m.epoch
@@ -255,9 +255,9 @@ func (m *Mux) write(conn io.Writer, epoch uint64) error {
 	for {
 		m.mu.Lock()
 		for {
-			if m.err != nil || m.epoch != epoch {
+			if err := m.err; err != nil || m.epoch != epoch {
 				m.mu.Unlock()
-				return m.err
+				return err
 			}
 			if buf = m.collect(buf[:0]); len(buf) > 0 {
 				break
@@ -348,7 +348,9 @@ func (m *Mux) take(f frame) error {
 		if f.off < s.acked || f.off > s.sent {
 			return fmt.Errorf("%w: ack of %d, sent %d", ErrProtocol, f.off, s.sent)
 		}
-		s.out = s.out[f.off-s.acked:]
+		if s.out = s.out[f.off-s.acked:]; len(s.out) == 0 {
+			s.out = nil // an idle stream holds no memory
+		}
 		s.acked = f.off
 		if f.flags&flagFin != 0 {
 			if !s.finQueued {
@@ -381,6 +383,10 @@ func (m *Mux) takeOpen(f frame) error {
 	}
 	if f.id <= m.seen {
 		return nil // sent again
+	}
+	if len(m.streams) >= 2*maxStreams {
+		// It was told to stop, and reads nothing.
+		return fmt.Errorf("%w: more than %d streams", ErrProtocol, 2*maxStreams)
 	}
 	m.seen = f.id
 	s := newStream(m, f.id, string(f.payload))

@@ -2,6 +2,7 @@ package link_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -172,3 +173,28 @@ type rw struct{ io.Reader }
 
 func (rw) Write(p []byte) (int, error) { return len(p), nil }
 func (rw) Close() error                { return nil }
+
+// TestFloodOfStreams: a peer that opens streams and reads nothing is cut off; it
+// costs a bounded number of them.
+func TestFloodOfStreams(t *testing.T) {
+	host := link.New(link.Host, func(s *link.Stream) { <-s.Done() })
+	defer host.Close()
+	a, b := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- host.Serve(a, link.State{}) }()
+	frame := make([]byte, 22) // open, no flags, id, offset 0, no payload
+	frame[0] = 1
+	for id := uint64(2); id < 200_000; id += 2 {
+		binary.BigEndian.PutUint64(frame[2:], id)
+		if _, err := b.Write(frame); err != nil {
+			break
+		}
+	}
+	_ = b.Close()
+	if err := <-served; !errors.Is(err, link.ErrProtocol) {
+		t.Errorf("served until %v", err)
+	}
+	if n := len(host.State().Streams); n > 10_000 {
+		t.Errorf("%d streams", n)
+	}
+}

@@ -58,7 +58,9 @@ func (s *Stream) Read(p []byte) (int, error) {
 		s.cond.Wait()
 	}
 	n := copy(p, s.in)
-	s.in = s.in[n:]
+	if s.in = s.in[n:]; len(s.in) == 0 {
+		s.in = nil // an idle stream holds no memory
+	}
 	s.ackPending = true
 	s.mux.work.Broadcast()
 	return n, nil
