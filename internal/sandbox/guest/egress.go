@@ -3,10 +3,12 @@
 package guest
 
 import (
+	"errors"
 	"io"
 	"net"
 	"time"
 
+	"github.com/planaria/planaria/internal/sandbox/link"
 	"github.com/planaria/planaria/internal/sandbox/wire"
 )
 
@@ -44,27 +46,34 @@ func (a *Agent) egress() {
 	}
 }
 
+// wayOut opens the stream of a connection; there is none before the new identity
+// is set. The lock is held over both: a stream is opened before a restore, and
+// ended by it, or finds the way shut.
+func (a *Agent) wayOut(c net.Conn) (*link.Stream, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.egressOpen {
+		return nil, errors.New("no way out")
+	}
+	s, err := a.mux.Open(wire.KindEgress)
+	if err == nil {
+		a.carried[c.RemoteAddr().String()] = true
+	}
+	return s, err
+}
+
 // carry joins a connection inside with a stream.
 func (a *Agent) carry(c net.Conn) {
 	defer c.Close()
-	a.mu.Lock()
-	open := a.egressOpen
-	if open {
-		a.carried[c.RemoteAddr().String()] = true
-	}
-	a.mu.Unlock()
-	if !open {
-		return // no way out before the new identity is set
+	s, err := a.wayOut(c)
+	if err != nil {
+		return
 	}
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.carried, c.RemoteAddr().String())
 	}()
-	s, err := a.mux.Open(wire.KindEgress)
-	if err != nil {
-		return
-	}
 	defer s.Close()
 	up := make(chan struct{})
 	go func() {
