@@ -274,11 +274,10 @@ func (r *Runtime) storeBinary(digest string) *storing {
 	switch {
 	case r.cfg.Blobs == nil:
 		close(s.done)
-	case r.ctx.Err() != nil:
-		s.err = context.Cause(r.ctx)
+	case !r.add():
+		s.err = errClosed
 		close(s.done)
 	default:
-		r.wait.Add(1)
 		go func() {
 			defer r.wait.Done()
 			defer close(s.done)

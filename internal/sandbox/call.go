@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/planaria/planaria/internal/sandbox/link"
@@ -55,8 +56,10 @@ func (s *Sandbox) call(ctx context.Context, req wire.Call, progress func(string)
 	if req.ID == "" {
 		return nil, errors.New("id is missing")
 	}
+	heard := make(chan struct{}, 1)
+	defer s.listen(ctx, heard)()
 	for {
-		r, err := s.ask(ctx, req, progress)
+		r, err := s.ask(ctx, req, progress, heard)
 		// A stream that was reset says nothing about the call: ask again.
 		if err == nil || !errors.Is(err, link.ErrReset) {
 			return r, err
@@ -68,7 +71,7 @@ func (s *Sandbox) call(ctx context.Context, req wire.Call, progress func(string)
 }
 
 // ask asks once.
-func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string)) (*Result, error) {
+func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string), heard chan<- struct{}) (*Result, error) {
 	st, err := s.open(ctx, wire.KindCall)
 	if err != nil {
 		return nil, err
@@ -78,9 +81,6 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string))
 	if err := wire.WriteMessage(st, req); err != nil {
 		return nil, s.why(ctx, err)
 	}
-	heard := make(chan struct{}, 1)
-	stop := s.listen(ctx, heard)
-	defer stop()
 	for {
 		var reply wire.Reply
 		if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
@@ -101,18 +101,18 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string))
 	}
 }
 
-// Times of a call's watch over the agent.
+// Times of the watch over the agent while somebody waits for it.
 var (
-	silence = 20 * time.Second // without a word: ask whether it is there
-	answer  = 20 * time.Second // for that
+	silence = 8 * time.Second  // without a word: ask whether it is there
+	answer  = 12 * time.Second // for that
 )
 
 // patience is how often the agent may fail to answer in a row. Then the sandbox
 // is ended: its snapshot helps, waiting does not.
-const patience = 6
+const patience = 12
 
-// listen watches over the agent while a call runs. A process inside can stop it
-// (SIGSTOP); nobody inside can be relied on to wake it.
+// listen watches over the agent while somebody waits for it. A process inside can
+// stop it (SIGSTOP) or keep it busy; nobody inside can be relied on to wake it.
 func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -142,15 +142,14 @@ func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}) (stop func(
 	return func() { cancel(); <-done }
 }
 
-// answers tells whether the agent does. While a snapshot is taken it cannot.
+// answers tells whether the agent does. While a checkpoint is taken it cannot.
 func (s *Sandbox) answers(ctx context.Context) bool {
-	if s.paused.Load() || !s.snapshotting.TryLock() {
+	if s.paused.Load() || s.frozen.Load() {
 		return true
 	}
-	s.snapshotting.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
-	_, err := s.admin(ctx, wire.Admin{Op: wire.OpPing})
+	_, err := s.adminUnwatched(ctx, wire.Admin{Op: wire.OpPing})
 	return err == nil || errors.Is(err, ErrGone)
 }
 
@@ -185,6 +184,11 @@ func (s *Sandbox) why(ctx context.Context, err error) error {
 
 // admin asks the agent for something that may be asked twice.
 func (s *Sandbox) admin(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
+	defer s.listen(ctx, nil)()
+	return s.adminUnwatched(ctx, req)
+}
+
+func (s *Sandbox) adminUnwatched(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
 	for {
 		reply, err := s.adminOnce(ctx, req, nil)
 		if err == nil || !errors.Is(err, link.ErrReset) {
@@ -286,6 +290,7 @@ type File = wire.File
 // PutFile writes a file inside, whole or not at all. Mode 0 keeps that of the
 // file it replaces, else 0644.
 func (s *Sandbox) PutFile(ctx context.Context, path string, mode fs.FileMode, content io.Reader) error {
+	defer s.listen(ctx, nil)()
 	_, err := s.adminOnce(ctx, wire.Admin{Op: wire.OpPut, Path: path, Mode: uint32(mode.Perm())}, content)
 	if err != nil {
 		return fmt.Errorf("put file %s: %w", path, err)
@@ -296,11 +301,14 @@ func (s *Sandbox) PutFile(ctx context.Context, path string, mode fs.FileMode, co
 // GetFile opens a regular file inside and tells its size. A read that ends
 // before that many bytes is io.ErrUnexpectedEOF. fs.ErrNotExist.
 func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int64, error) {
+	unwatch := s.listen(ctx, nil) // until the file is closed
 	st, err := s.open(ctx, wire.KindAdmin)
 	if err != nil {
+		unwatch()
 		return nil, 0, fmt.Errorf("get file %s: %w", path, err)
 	}
-	stop := context.AfterFunc(ctx, st.Reset)
+	unhook := context.AfterFunc(ctx, st.Reset)
+	stop := sync.OnceFunc(func() { unhook(); unwatch() })
 	var reply wire.AdminReply
 	err = wire.WriteMessage(st, wire.Admin{Op: wire.OpGet, Path: path})
 	if err == nil {
@@ -322,7 +330,7 @@ func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int6
 type fileReader struct {
 	st   *link.Stream
 	left int64
-	stop func() bool
+	stop func()
 }
 
 func (f *fileReader) Read(p []byte) (int, error) {

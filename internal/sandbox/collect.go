@@ -87,6 +87,13 @@ func (r *Runtime) usedBinaries() (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
+	templates, err := r.ofTemplates()
+	if err != nil {
+		return nil, err
+	}
+	for id := range templates {
+		images = append(images, id)
+	}
 	for _, id := range images {
 		if m, err := r.ReadSnapshot(id); err == nil {
 			keep[m.Runtime] = true

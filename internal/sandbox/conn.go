@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,19 +38,42 @@ type hostLink struct {
 	up        bool
 	refused   error // why the agent does not want us
 	closed    error
+	guests    []net.Conn    // in a handshake, the oldest first
+	over      chan struct{} // closed with closed set
 	wait1     sync.WaitGroup
+
+	running func()          // opens the way out
+	runs    <-chan struct{} // closed when it is
 }
 
+// maxGuests are handshakes at one time. Processes inside may dial too: those
+// that have tried longest make room, so that idle ones never keep the agent out.
+const maxGuests = 16
+
+// acceptAgain is the pause after a dial that could not be taken, for want of a
+// descriptor.
+const acceptAgain = 50 * time.Millisecond
+
 func newHostLink(s *Sandbox) *hostLink {
-	l := &hostLink{s: s, connected: make(chan struct{}), mode: wire.Greeting{Mode: wire.Attach}}
+	runs := make(chan struct{})
+	l := &hostLink{
+		s: s, connected: make(chan struct{}), over: make(chan struct{}), mode: wire.Greeting{Mode: wire.Attach},
+		running: sync.OnceFunc(func() { close(runs) }), runs: runs,
+	}
 	l.mux = link.New(link.Host, l.accept)
 	return l
 }
 
-// accept serves a stream that the agent opened.
+// accept serves a stream that the agent opened. Whatever the agent says, nothing
+// goes out before the sandbox runs: a restored one has taken on its identity then.
 func (l *hostLink) accept(st *link.Stream) {
 	if st.Kind() != wire.KindEgress || l.s.r.cfg.Egress == nil || !l.s.snapshotState().Egress {
 		st.Reset()
+		return
+	}
+	select {
+	case <-l.runs:
+	case <-st.Done():
 		return
 	}
 	ctx, cancel := context.WithCancel(l.s.r.ctx)
@@ -106,32 +130,57 @@ func (l *hostLink) listen() error {
 // run accepts connections. Each proves itself; the newest one that did is served.
 func (l *hostLink) run(ln *net.UnixListener) {
 	defer l.wait1.Done()
-	slots := make(chan struct{}, 8) // processes inside may dial too
 	for {
 		c, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case slots <- struct{}{}:
+		if err == nil {
 			l.wait1.Add(1)
 			go func() {
 				defer l.wait1.Done()
-				free := sync.OnceFunc(func() { <-slots })
-				defer free()
-				l.serve(c, free)
+				l.serve(c)
 			}()
-		default:
-			_ = c.Close()
+			continue
+		}
+		// Whoever could not be taken dials again; an end here would be for ever.
+		select {
+		case <-l.over:
+			return
+		case <-time.After(acceptAgain):
 		}
 	}
 }
 
+// receive counts a connection among those in a handshake, which end with the
+// link. false: it has ended.
+func (l *hostLink) receive(c net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed != nil {
+		return false
+	}
+	if len(l.guests) == maxGuests {
+		_ = l.guests[0].Close() // its handshake ends with an error
+		l.guests = l.guests[1:]
+	}
+	l.guests = append(l.guests, c)
+	return true
+}
+
+func (l *hostLink) dismiss(c net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.guests = slices.DeleteFunc(l.guests, func(g net.Conn) bool { return g == c })
+}
+
 // serve does the handshake with whoever has dialled, and carries the streams
-// when it was the agent. free gives the slot of strangers back.
-func (l *hostLink) serve(c net.Conn, free func()) {
+// when it was the agent.
+func (l *hostLink) serve(c net.Conn) {
+	if !l.receive(c) {
+		_ = c.Close()
+		return
+	}
 	_ = c.SetDeadline(time.Now().Add(handshakeTime))
 	peer, fresh, err := l.handshake(c)
+	l.dismiss(c)
 	if err != nil {
 		_ = c.Close()
 		l.s.r.log.Debug("handshake came to nothing", "session", l.s.ID(), "err", err)
@@ -141,7 +190,6 @@ func (l *hostLink) serve(c net.Conn, free func()) {
 		l.mux.Reset(errors.New("the sandbox has another owner or life"))
 	}
 	_ = c.SetDeadline(time.Time{})
-	free()
 	done, ok := l.enter(c)
 	if !ok {
 		_ = c.Close()
@@ -255,6 +303,9 @@ func (l *hostLink) leave(c net.Conn, why error) {
 func (l *hostLink) refuse(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed != nil {
+		return // those who wait know
+	}
 	l.refused = why
 	if !l.up {
 		close(l.connected)
@@ -286,6 +337,13 @@ func (l *hostLink) wait(ctx context.Context) error {
 	}
 }
 
+// forgive forgets a refusal of before.
+func (l *hostLink) forgive() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused = nil
+}
+
 // expect sets how the next handshake goes.
 func (l *hostLink) expect(mode wire.Greeting, key []byte) {
 	l.mu.Lock()
@@ -305,12 +363,17 @@ func (l *hostLink) close(why error) {
 	l.mu.Lock()
 	if l.closed == nil {
 		l.closed = why
+		close(l.over)
 		if !l.up {
 			close(l.connected)
 		}
 	}
-	ln, conn := l.listener, l.conn
+	ln, conn, guests := l.listener, l.conn, l.guests
+	l.guests = nil
 	l.mu.Unlock()
+	for _, g := range guests {
+		_ = g.Close()
+	}
 	if ln != nil {
 		_ = ln.Close()
 	}
@@ -323,38 +386,62 @@ func (l *hostLink) close(why error) {
 // own makes this process the owner with a fence: at Find, or when the session
 // was claimed again in this process.
 func (s *Sandbox) own(ctx context.Context, fence uint64) error {
-	s.mu.Lock()
-	if fence < s.state.Fence {
-		held := s.state.Fence
-		s.mu.Unlock()
-		return fmt.Errorf("%w: fence %d, held under %d", ErrFenced, fence, held)
+	higher, err := s.raise(fence)
+	if err != nil {
+		return err
 	}
-	// The state is durable before the agent obeys: no older owner comes after.
-	before := s.state.Fence
-	s.state.Fence = fence
-	s.mu.Unlock()
-	if before != fence {
-		if err := s.save(); err != nil {
-			s.mu.Lock()
-			s.state.Fence = before // the next attempt saves again
-			s.mu.Unlock()
-			return err
-		}
-		s.link.drop() // the next handshake tells the new fence
+	if higher {
+		s.link.forgive() // a refusal of the lower one
+		s.link.drop()    // the next handshake tells the new one
 	}
 	if err := s.link.listen(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.r.cfg.StartTimeout)
 	defer cancel()
-	half, cancelHalf := context.WithTimeout(ctx, s.r.cfg.StartTimeout/2)
-	defer cancelHalf()
-	err := s.link.wait(half)
-	if err != nil && half.Err() != nil && ctx.Err() == nil {
-		s.wake(ctx) // it dials every half second, unless it was stopped
-		err = s.link.wait(ctx)
+	return s.await(ctx)
+}
+
+// raise records a fence that is not lower than the last. It is durable before
+// the agent hears of it: no older owner comes after.
+func (s *Sandbox) raise(fence uint64) (higher bool, err error) {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	st := s.snapshotState()
+	switch {
+	case fence < st.Fence:
+		return false, fmt.Errorf("%w: fence %d, held under %d", ErrFenced, fence, st.Fence)
+	case fence == st.Fence:
+		return false, nil
 	}
-	return err
+	st.Fence = fence
+	if err := s.write(st); err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Fence = fence
+	return true, nil
+}
+
+// wakeAfter is how long the agent may not be heard of before it is woken. It
+// dials twice a second, unless it was stopped.
+var wakeAfter = 5 * time.Second
+
+// await waits until the agent is connected. It may have been stopped by a process
+// inside, also in the image that it was restored from, or have been paused by an
+// owner who died; nobody inside wakes it.
+func (s *Sandbox) await(ctx context.Context) error {
+	for {
+		short, cancel := context.WithTimeout(ctx, wakeAfter)
+		err := s.link.wait(short)
+		again := short.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !again {
+			return err
+		}
+		s.wake(ctx)
+	}
 }
 
 // detach lets go of the sandbox, which lives on.

@@ -112,13 +112,16 @@ type unpackedImage struct {
 	At      time.Time `json:"at"`
 }
 
-const imageFile = "image.json"
+const (
+	imageFile   = "image.json"
+	imagePrefix = "oci-" // of the names of images' folders
+)
 
 var rootDigest = regexp.MustCompile(`^sha256:([0-9a-f]{64})(` + mappedOwners + `)?$`)
 
 // imageDir is where an image with this digest of its root lies.
 func (r *Runtime) imageDir(digest string) string {
-	return filepath.Join(r.cfg.Dir, "roots", "oci-"+strings.TrimPrefix(digest, "sha256:"))
+	return filepath.Join(r.cfg.Dir, "roots", imagePrefix+strings.TrimPrefix(digest, "sha256:"))
 }
 
 // Image returns the root file system of an OCI image, fetched and unpacked where
@@ -145,11 +148,11 @@ func (r *Runtime) Image(ctx context.Context, name string) (Root, error) {
 func (r *Runtime) imageWork(name string) (*imageWork, error) {
 	r.images.mu.Lock()
 	defer r.images.mu.Unlock()
-	if r.ctx.Err() != nil {
-		return nil, fmt.Errorf("fetch image %.200q: the runtime is closed", name)
-	}
 	if w := r.images.work[name]; w != nil {
 		return w, nil
+	}
+	if !r.add() {
+		return nil, fmt.Errorf("fetch image %.200q: %w", name, errClosed)
 	}
 	if r.images.work == nil {
 		r.images.work, r.images.digest, r.images.tags = map[string]*imageWork{}, map[string]*sync.Mutex{}, map[string]imageTag{}
@@ -157,7 +160,6 @@ func (r *Runtime) imageWork(name string) (*imageWork, error) {
 	}
 	w := &imageWork{done: make(chan struct{})}
 	r.images.work[name] = w
-	r.wait.Add(1)
 	go func() {
 		defer r.wait.Done()
 		ctx, cancel := context.WithTimeoutCause(r.ctx, r.imageLimits().time,
@@ -343,8 +345,8 @@ func (r *Runtime) makeRoom(need int64) error {
 		if used[o.meta.Digest] || time.Since(o.used) < rootGrace {
 			continue
 		}
-		// The note goes first: what a crash leaves is no image any more, and the
-		// next fetch of it replaces the folder.
+		// The note goes first: what a crash leaves is no image any more; the next
+		// fetch of it replaces the folder, the next Open removes it.
 		if err := os.Remove(filepath.Join(o.dir, imageFile)); err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func (s *Sandbox) alive() bool { return false }
 
 func (s *Sandbox) watch() {}
 
-func (s *Sandbox) setPhase(string) {}
+func (s *Sandbox) run() error { return unsupported() }
 
 func (s *Sandbox) wake(context.Context) {}
 

@@ -93,7 +93,7 @@ func fileServer(t *testing.T, s *sandbox.Sandbox) int {
 // TestLeftovers: what dead makers left is swept at Open, and nothing else.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
-	for _, d := range []string{"live/sb-dead", "live/sb-half/ctl", "snapshots/snap-0123", "runtimes/.tmp-1", "roots/.tmp-2", "runtimes/kept"} {
+	for _, d := range []string{"live/sb-dead", "live/sb-half/ctl", "snapshots/snap-0123", "snapshots/.tmp-4", "runtimes/.tmp-1", "roots/.tmp-2", "roots/oci-3/root/bin", "runtimes/kept"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -110,6 +110,9 @@ func TestLeftovers(t *testing.T) {
 		if list, err := os.ReadDir(filepath.Join(dir, d)); err != nil || len(list) != want {
 			t.Errorf("%s holds %v, %v", d, list, err)
 		}
+	}
+	if list, _ := filepath.Glob(filepath.Join(dir, "roots", "[.o]*")); len(list) != 0 {
+		t.Errorf("roots holds %v", list)
 	}
 }
 

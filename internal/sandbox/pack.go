@@ -363,6 +363,20 @@ func (r *Runtime) Unpack(ctx context.Context, workspace string, p *Packed, key S
 	if m, err := r.ReadSnapshot(p.Snapshot); err == nil && m.Workspace == workspace {
 		return m, nil
 	}
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("unpack snapshot %s: %w", p.Snapshot, err)
+	}
+	defer end()
+	// Forks of one session ask for the same image at the same moment.
+	done, err := r.unpackAlone(ctx, p.Snapshot)
+	if err != nil {
+		return nil, fmt.Errorf("unpack snapshot %s: %w", p.Snapshot, err)
+	}
+	defer done()
+	if m, err := r.ReadSnapshot(p.Snapshot); err == nil && m.Workspace == workspace {
+		return m, nil
+	}
 	m, err := r.unpack(ctx, workspace, p, key)
 	if err != nil {
 		return nil, fmt.Errorf("unpack snapshot %s: %w", p.Snapshot, err)
@@ -370,7 +384,38 @@ func (r *Runtime) Unpack(ctx context.Context, workspace string, p *Packed, key S
 	return m, nil
 }
 
-func (r *Runtime) unpack(ctx context.Context, workspace string, p *Packed, key Sealer) (_ *Manifest, err error) {
+// unpackAlone waits until nobody else unpacks a snapshot.
+func (r *Runtime) unpackAlone(ctx context.Context, snapshot string) (done func(), err error) {
+	mine := make(chan struct{})
+	for {
+		r.mu.Lock()
+		other := r.unpacking[snapshot]
+		if other == nil {
+			if r.unpacking == nil {
+				r.unpacking = map[string]chan struct{}{}
+			}
+			r.unpacking[snapshot] = mine
+		}
+		r.mu.Unlock()
+		if other == nil {
+			return func() {
+				r.mu.Lock()
+				delete(r.unpacking, snapshot)
+				r.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// unpack makes an image in a temporary folder, which the next Open removes after
+// a crash, and gives it its name when it is proved and durable.
+func (r *Runtime) unpack(ctx context.Context, workspace string, p *Packed, key Sealer) (*Manifest, error) {
 	if r.cfg.Blobs == nil || !snapshotName.MatchString(p.Snapshot) {
 		return nil, ErrNotFound
 	}
@@ -378,32 +423,31 @@ func (r *Runtime) unpack(ctx context.Context, workspace string, p *Packed, key S
 	if err != nil {
 		return nil, err
 	}
-	dir := r.snapshotDir(p.Snapshot)
-	if err := os.RemoveAll(dir); err != nil { // of one that was cut short
-		return nil, err
-	}
+	dir := r.snapshotDir(tempPrefix + randomID(""))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.RemoveAll(dir)
-		}
-	}()
+	defer os.RemoveAll(dir)
 	if err := r.rebuild(ctx, workspace, rec, dir, key); err != nil {
 		return nil, err
 	}
 	if err := syncTree(dir); err != nil {
 		return nil, err
 	}
-	if err := r.VerifyImage(&rec.Manifest); err != nil {
+	if err := rec.Manifest.verify(dir); err != nil {
 		return nil, err
 	}
 	b, err := json.Marshal(rec.Manifest)
 	if err != nil {
 		return nil, err
 	}
-	return &rec.Manifest, writeDurable(filepath.Join(dir, manifestFile), b)
+	if err := writeDurable(filepath.Join(dir, manifestFile), b); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(dir, r.snapshotDir(p.Snapshot)); err != nil {
+		return nil, err
+	}
+	return &rec.Manifest, syncDir(filepath.Dir(dir))
 }
 
 // rebuild writes the files of an image, a pack at a time, each read once.

@@ -28,6 +28,11 @@ type Restored struct {
 // the caller tries the next older one. ErrRoot, ErrRuntime, ErrNotFound, ErrFull,
 // ErrUnsupported when the processor lacks what the snapshot's had.
 func (r *Runtime) Restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox, *Restored, error) {
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)
+	}
+	defer end()
 	if err := r.haveRoot(ctx, m, spec); err != nil {
 		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)
 	}
@@ -116,7 +121,7 @@ func (s *Sandbox) revive(ctx context.Context, m *Manifest, verified <-chan error
 	if err != nil {
 		return nil, err
 	}
-	if err := s.link.wait(ctx); err != nil {
+	if err := s.await(ctx); err != nil {
 		return nil, err
 	}
 	// 4. The new identity, read back. The key changes with it: until the state
@@ -137,9 +142,8 @@ func (s *Sandbox) revive(ctx context.Context, m *Manifest, verified <-chan error
 	case inside.Before(sent.Add(-clockTolerance)) || inside.After(got.Add(clockTolerance)):
 		return nil, fmt.Errorf("%w: its clock is off by %v", ErrDamaged, inside.Sub(sent))
 	}
-	// Running from here on.
-	s.setPhase(phaseRunning)
-	if err := s.save(); err != nil {
+	// Running from here on, with a way out.
+	if err := s.run(); err != nil {
 		return nil, err
 	}
 	return &Restored{Dead: reply.Dead, Running: reply.Running, Kept: reply.Kept}, nil

@@ -188,12 +188,11 @@ func (s *Sandbox) boot(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("write the agent's set-up: %w", err)
 	}
-	if err := s.link.wait(ctx); err != nil {
+	if err := s.await(ctx); err != nil {
 		return err
 	}
 	// Running from here on: a crash leaves a sandbox that Find takes over.
-	s.setPhase(phaseRunning)
-	return s.save()
+	return s.run()
 }
 
 func (s *Sandbox) environment(st state) []string {
@@ -214,10 +213,16 @@ func entropy() []byte {
 	return b
 }
 
-func (s *Sandbox) setPhase(p string) {
+// run puts the sandbox in phase running, durably, and opens its way out.
+func (s *Sandbox) run() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.state.Phase = p
+	s.state.Phase = phaseRunning
+	s.mu.Unlock()
+	if err := s.save(); err != nil {
+		return err
+	}
+	s.link.running()
+	return nil
 }
 
 // alive asks the system, not a record: the process of the pid, started when
@@ -277,10 +282,21 @@ func (s *Sandbox) watch() {
 	}()
 }
 
-// Kill ends the sandbox and removes its folder. What was not in a snapshot is
-// lost. Killing what is dead cleans up after it.
+// killTime bounds an end.
+const killTime = time.Minute
+
+// Kill ends the sandbox and removes its folder, also when ctx has ended: half an
+// end helps nobody. What was not in a snapshot is lost. Killing what is dead
+// cleans up after it.
 func (s *Sandbox) Kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
 	s.link.close(ErrGone)
+	s.killing.Lock()
+	defer s.killing.Unlock()
+	if s.killed {
+		return nil
+	}
 	if s.link.setup != nil {
 		_ = s.link.setup.Close()
 	}
@@ -299,6 +315,7 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 	if err := os.RemoveAll(s.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("kill sandbox %s: %w", st.ID, err)
 	}
+	s.killed = true
 	s.r.mu.Lock()
 	delete(s.r.sandboxes, filepath.Base(s.dir))
 	s.r.mu.Unlock()
@@ -309,7 +326,11 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 // Pause stops all processes inside until Resume, without a word to them.
 func (s *Sandbox) Pause(ctx context.Context) error {
 	s.paused.Store(true)
-	return s.runsc(ctx, "pause", s.snapshotState().Container)
+	err := s.runsc(ctx, "pause", s.snapshotState().Container)
+	if err != nil {
+		s.paused.Store(false) // its agent is watched over as before
+	}
+	return err
 }
 
 // Resume lets a paused sandbox go on.
@@ -342,11 +363,14 @@ func cloneFile(to, from *os.File) bool {
 	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) == nil
 }
 
-// wake lets the agent go on when a process inside has stopped it: gVisor does
-// not spare process 1.
+// wake lets the agent go on when a process inside has stopped it (gVisor does not
+// spare process 1), or an owner who died had paused the sandbox.
 func (s *Sandbox) wake(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
+	if !s.paused.Load() {
+		_ = s.runsc(ctx, "resume", s.snapshotState().Container) // one that is not paused cannot be
+	}
 	if err := s.runsc(ctx, "kill", s.snapshotState().Container, "CONT"); err != nil {
 		s.r.log.Warn("agent cannot be woken", "session", s.ID(), "err", err)
 	}

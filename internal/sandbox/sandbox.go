@@ -191,8 +191,37 @@ type Runtime struct {
 	host   hostRoot
 
 	mu        sync.Mutex
+	closed    bool
 	sandboxes map[string]*Sandbox // by folder name
 	pool      map[string][]*Sandbox
+	unpacking map[string]chan struct{} // by snapshot; closed at its end
+}
+
+// errClosed: the Runtime was closed by this process.
+var errClosed = errors.New("the runtime of sandboxes is closed")
+
+// add counts something that Close waits for; r.wait.Done ends it. false: the
+// Runtime is closed.
+func (r *Runtime) add() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.wait.Add(1)
+	return true
+}
+
+// begin counts an act that makes something in the folder. Its context ends with
+// the Runtime, and Close waits for end: nothing is made in a folder that the next
+// process may have.
+func (r *Runtime) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	if !r.add() {
+		return nil, nil, errClosed
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(r.ctx, func() { cancel(errClosed) })
+	return ctx, func() { stop(); cancel(nil); r.wait.Done() }, nil
 }
 
 // Open opens the folder and takes it over: sandboxes that live on are found
@@ -239,10 +268,16 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Close lets go of all sandboxes; they live on. Pooled ones are killed.
+// Close lets go of all sandboxes; they live on. Pooled ones are killed, and acts
+// under way end with an error.
 func (r *Runtime) Close() error {
-	r.cancel()
 	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	r.cancel()
 	var pooled []*Sandbox
 	for _, p := range r.pool {
 		pooled = append(pooled, p...)
@@ -260,7 +295,7 @@ func (r *Runtime) Close() error {
 		}
 	}
 	for _, s := range all {
-		s.detach(errors.New("runtime closed"))
+		s.detach(errClosed)
 	}
 	r.wait.Wait()
 	if err := r.lock.Close(); err != nil && first == nil {
@@ -276,7 +311,11 @@ type Sandbox struct {
 	link *hostLink
 
 	snapshotting sync.Mutex  // one snapshot at a time
+	saving       sync.Mutex  // one save of the state at a time
+	frozen       atomic.Bool // by a checkpoint
 	paused       atomic.Bool // by Pause
+	killing      sync.Mutex  // one end at a time
+	killed       bool        // whole; guarded by killing
 
 	use struct { // memory, for admission
 		mu    sync.Mutex
@@ -314,6 +353,11 @@ func (s *Sandbox) snapshotState() state {
 // Start starts a fresh sandbox and waits until its agent answers. One with the
 // same workspace and id must not live: Find or Kill comes first. ErrFull.
 func (r *Runtime) Start(ctx context.Context, spec Spec) (*Sandbox, error) {
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+	}
+	defer end()
 	admitted, err := r.admit(ctx, startMemory, spec.Limits, spec.Wait)
 	if err != nil {
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
@@ -382,6 +426,11 @@ func (r *Runtime) Live() [][2]string {
 // sandboxes that Start and Restore take. The spec's name and fence are ignored.
 // ErrFull.
 func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
+	ctx, end, err := r.begin(ctx)
+	if err != nil {
+		return fmt.Errorf("warm the pool: %w", err)
+	}
+	defer end()
 	binary, err := r.Binary(ctx)
 	if err != nil {
 		return fmt.Errorf("warm the pool: %w", err)
@@ -404,8 +453,15 @@ func (r *Runtime) Warm(ctx context.Context, spec Spec, size int) error {
 			return fmt.Errorf("warm the pool: %w", err)
 		}
 		r.mu.Lock()
-		r.pool[key] = append(r.pool[key], s)
+		closed := r.closed
+		if !closed {
+			r.pool[key] = append(r.pool[key], s)
+		}
 		r.mu.Unlock()
+		if closed {
+			_ = s.Kill(ctx) // Close did not see it
+			return fmt.Errorf("warm the pool: %w", errClosed)
+		}
 	}
 }
 
@@ -417,6 +473,10 @@ func (r *Runtime) take(ctx context.Context, spec Spec, binary string) (*Sandbox,
 	}
 	if r.lookup(spec.Workspace, spec.ID) != nil {
 		return nil, fmt.Errorf("a sandbox of this name lives: %w", ErrFenced)
+	}
+	root, err := r.root(ctx, spec.Root)
+	if err != nil {
+		return nil, err
 	}
 	key := templateKey(spec, binary)
 	var s *Sandbox
@@ -430,28 +490,47 @@ func (r *Runtime) take(ctx context.Context, spec Spec, binary string) (*Sandbox,
 		s = pool[len(pool)-1]
 		r.pool[key] = pool[:len(pool)-1]
 		r.mu.Unlock()
-		if !s.alive() {
+		// One that was made before the machine's programs changed would name
+		// them wrongly in its snapshots.
+		if !s.alive() || s.snapshotState().Root.Digest != root.Digest {
 			_ = s.Kill(ctx)
 			s = nil
 		}
 	}
 	if s == nil {
-		var err error
 		if s, err = r.create(ctx, spec, binary); err != nil {
 			return nil, err
 		}
 	}
-	s.mu.Lock()
-	s.state.Workspace, s.state.ID, s.state.Fence = spec.Workspace, spec.ID, spec.Fence
-	s.state.Egress = !spec.NoEgress && r.cfg.Egress != nil
-	s.state.Env = append(slices.Clone(spec.Root.Env), spec.Env...)
-	s.state.Phase = phaseStarting
-	s.mu.Unlock()
-	if err := s.save(); err != nil {
+	err = r.name(s, spec)
+	if err == nil {
+		err = s.save()
+	}
+	if err != nil {
 		_ = s.Kill(context.WithoutCancel(ctx))
 		return nil, err
 	}
 	return s, nil
+}
+
+// name gives a created sandbox its name, which no other one that starts or runs
+// may have.
+func (r *Runtime) name(s *Sandbox, spec Spec) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range r.sandboxes {
+		st := o.snapshotState()
+		if st.Workspace == spec.Workspace && st.ID == spec.ID && st.Phase != phaseCreated && o.alive() {
+			return fmt.Errorf("a sandbox of this name lives: %w", ErrFenced)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Workspace, s.state.ID, s.state.Fence = spec.Workspace, spec.ID, spec.Fence
+	s.state.Egress = !spec.NoEgress && r.cfg.Egress != nil
+	s.state.Env = append(slices.Clone(spec.Root.Env), spec.Env...)
+	s.state.Phase = phaseStarting
+	return nil
 }
 
 // Paths inside a sandbox (REF 4.4).

@@ -80,6 +80,11 @@ func (r *Runtime) snapshotDir(id string) string {
 // files. On return the image is synced, read back and proved. One at a time per
 // sandbox; a second waits.
 func (s *Sandbox) Snapshot(ctx context.Context) (*Manifest, error) {
+	ctx, end, err := s.r.begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("snapshot sandbox %s: %w", s.ID(), err)
+	}
+	defer end()
 	s.snapshotting.Lock()
 	defer s.snapshotting.Unlock()
 	m, err := s.snapshot(ctx)
@@ -90,6 +95,9 @@ func (s *Sandbox) Snapshot(ctx context.Context) (*Manifest, error) {
 }
 
 func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
+	if s.paused.Load() {
+		return nil, errors.New("it is paused, and its agent cannot answer")
+	}
 	st := s.snapshotState()
 	m = &Manifest{
 		Version: 1, ID: randomID("snap-"), Workspace: st.Workspace, Sandbox: st.ID, Generation: st.Generation, Fence: st.Fence,
@@ -104,7 +112,7 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 	// replaces.
 	defer func() {
 		if err != nil {
-			_ = os.RemoveAll(dir)
+			m, _ = nil, os.RemoveAll(dir)
 		}
 	}()
 	// 1. The proof is in the sandbox's memory.
@@ -114,12 +122,12 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 	}
 	m.Running, m.Kept = reply.Running, reply.Kept
 	defer func() {
-		// The original must not take itself for its copy.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		// The original forgets what its copy is known by. One that does not
+		// answer now keeps it until the next snapshot; the snapshot is good.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), preparedTime)
 		defer cancel()
-		_, perr := s.admin(ctx, wire.Admin{Op: wire.OpPrepared, Snapshot: id})
-		if err == nil && perr != nil && !errors.Is(perr, ErrGone) {
-			m, err = nil, perr
+		if _, perr := s.admin(ctx, wire.Admin{Op: wire.OpPrepared, Snapshot: id}); perr != nil {
+			s.r.log.Warn("agent was not told that its snapshot is over", "session", st.ID, "err", perr)
 		}
 	}()
 	// 2. The image, in a new folder. leave-running, always: without it a failed
@@ -128,7 +136,10 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 		return nil, err
 	}
 	began := time.Now()
-	if err := s.runsc(ctx, "checkpoint", "--leave-running", "--image-path="+dir, st.Container); err != nil {
+	s.frozen.Store(true)
+	err = s.runsc(ctx, "checkpoint", "--leave-running", "--image-path="+dir, st.Container)
+	s.frozen.Store(false)
+	if err != nil {
 		return nil, err
 	}
 	m.Took.Checkpoint = time.Since(began).Milliseconds()
@@ -165,8 +176,17 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 	s.mu.Lock()
 	s.state.Parent = m.ID
 	s.mu.Unlock()
-	return m, s.save()
+	if err := s.save(); err != nil {
+		s.mu.Lock()
+		s.state.Parent = st.Parent // or the next one would name this one, which is removed
+		s.mu.Unlock()
+		return nil, err
+	}
+	return m, nil
 }
+
+// preparedTime bounds the last word to the agent about a snapshot.
+const preparedTime = 10 * time.Second
 
 // Suspend takes a snapshot and kills the sandbox when it is verified. It returns
 // when the state can be restored (trial G 99).
@@ -306,7 +326,12 @@ func (s *Sandbox) NewestSnapshot() string { return s.snapshotState().Parent }
 
 // VerifyImage reads an image and compares it with its manifest. ErrDamaged.
 func (r *Runtime) VerifyImage(m *Manifest) error {
-	files, err := digestImage(r.snapshotDir(m.ID))
+	return m.verify(r.snapshotDir(m.ID))
+}
+
+// verify compares an image in a folder with the manifest.
+func (m *Manifest) verify(dir string) error {
+	files, err := digestImage(dir)
 	if err == nil && !slices.Equal(files, m.Files) {
 		err = ErrDamaged
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -49,9 +48,16 @@ type state struct {
 
 const stateFile = "state.json"
 
-// save makes the state durable. A crash leaves the old or the new one.
+// save makes the state durable. A crash leaves the old or the new one. One save
+// at a time, or an older state could come to lie over a newer one.
 func (s *Sandbox) save() error {
-	st := s.snapshotState()
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	return s.write(s.snapshotState())
+}
+
+// write is save for a state that is not in force yet. s.saving is held.
+func (s *Sandbox) write(st state) error {
 	b, err := json.Marshal(st)
 	if err != nil {
 		return err
@@ -111,11 +117,14 @@ func (r *Runtime) load(ctx context.Context) error {
 		s.link = newHostLink(s)
 		r.sandboxes[e.Name()] = s
 		if err == nil && s.state.Phase == phaseRunning && s.alive() {
+			s.link.running()
 			s.watch()
 			continue
 		}
 		if err := s.Kill(ctx); err != nil {
-			return fmt.Errorf("remove what is left of sandbox %s: %w", e.Name(), err)
+			// No reason to start nothing at all; it is tried again by End and by
+			// the next Open.
+			r.log.Error("cannot remove what is left of a sandbox", "session", s.ID(), "folder", s.dir, "err", err)
 		}
 	}
 	if err := r.sweepTemporary(); err != nil {
@@ -127,8 +136,8 @@ func (r *Runtime) load(ctx context.Context) error {
 // tempPrefix begins the names of folders that are not whole yet.
 const tempPrefix = ".tmp-"
 
-// sweepTemporary removes what makers of binaries and roots left half-made: this
-// process has the folder for itself.
+// sweepTemporary removes what makers of binaries and roots left half-made, and
+// images whose removal was cut short: this process has the folder for itself.
 func (r *Runtime) sweepTemporary() error {
 	for _, d := range []string{"runtimes", "roots"} {
 		entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, d))
@@ -136,7 +145,12 @@ func (r *Runtime) sweepTemporary() error {
 			return err
 		}
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), tempPrefix) {
+			half := false
+			if d == "roots" && strings.HasPrefix(e.Name(), imagePrefix) {
+				_, err := os.Stat(filepath.Join(r.cfg.Dir, d, e.Name(), imageFile))
+				half = errors.Is(err, fs.ErrNotExist) // see makeRoom
+			}
+			if half || strings.HasPrefix(e.Name(), tempPrefix) {
 				if err := os.RemoveAll(filepath.Join(r.cfg.Dir, d, e.Name())); err != nil {
 					return err
 				}
