@@ -9,6 +9,10 @@ import (
 // post-quantum keys have about 2 KiB.
 const maxHello = 16 << 10
 
+// maxHeld bounds what is held of a tunnel until its hello is whole, headers of
+// records included: it is read from its beginning with each part that comes.
+const maxHeld = 2 * maxHello
+
 var errHello = errors.New("not a TLS ClientHello")
 
 // serverName reads the name that the first bytes of a TLS client ask for
@@ -16,6 +20,9 @@ var errHello = errors.New("not a TLS ClientHello")
 // enough. An empty name: the client names none.
 func serverName(b []byte) (name string, more bool, err error) {
 	msg, more, err := firstMessage(b)
+	if more && len(b) > maxHeld {
+		return "", false, errHello
+	}
 	if more || err != nil {
 		return "", more, err
 	}

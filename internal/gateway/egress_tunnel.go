@@ -77,8 +77,8 @@ var (
 func (e *egress) opening(p place) func(b []byte) (more bool, err error) {
 	strict := !e.rules.network.Unrestricted
 	return func(b []byte) (bool, error) {
-		if n := min(len(b), len(connectLine)); bytes.EqualFold(b[:n], []byte(connectLine[:n])) {
-			if n == len(connectLine) {
+		if yes, more := nested(b); yes || more {
+			if yes {
 				return false, errInner
 			}
 			return true, nil
@@ -102,6 +102,17 @@ func (e *egress) opening(p place) func(b []byte) (more bool, err error) {
 }
 
 const connectLine = "CONNECT "
+
+// nested reports whether b asks a proxy for a tunnel. NATS too begins with
+// CONNECT, but with an object behind it.
+func nested(b []byte) (yes, more bool) {
+	n := min(len(b), len(connectLine))
+	if !bytes.EqualFold(b[:n], []byte(connectLine[:n])) {
+		return false, false
+	}
+	rest := b[n:]
+	return len(rest) > 0 && rest[0] != '{', len(rest) == 0
+}
 
 // splice carries bytes both ways between the process and the world until both
 // directions have ended, each by itself, or one breaks. from reads the world: w,
@@ -127,7 +138,10 @@ func (e *egress) splice(ctx context.Context, w *way, from io.Reader, opening fun
 		_ = w.Close()
 	}
 	second := <-results
-	if second != nil && first == nil {
+	if first == nil && second == nil {
+		return nil // the end of the stream, which may end ctx, is no cut
+	}
+	if first == nil {
 		e.cut(second)
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errCut) {

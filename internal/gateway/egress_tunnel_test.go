@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +52,15 @@ func split(b []byte, n int) []byte {
 	return out
 }
 
+// endless begins a hello of the largest size, in records of one byte, n of them.
+func endless(n int) []byte {
+	out := []byte{22, 3, 1, 0, 4, 1, 0, 0x40, 0}
+	for range n {
+		out = append(out, 22, 3, 1, 0, 1, 0)
+	}
+	return out
+}
+
 // What a process sends first in a tunnel decides whether anything of it goes on
 // (attacks N7, N8): limited networking takes TLS to the tunnel's host on port
 // 443, and a tunnel inside a tunnel is never served.
@@ -84,6 +94,9 @@ func TestEgressOpening(t *testing.T) {
 		"open, no TLS":           {anywhere, "a.test:443", []byte("SSH-2.0-x\r\n"), true, "", ""},
 		"open, address":          {anywhere, "8.8.8.8:443", other, true, "", ""},
 		"open, nested":           {anywhere, "a.test:3128", []byte("connect b.test:443 HTTP/1.1\r\n\r\n"), false, "", "CONNECT"},
+		"open, NATS":             {anywhere, "a.test:4222", []byte("CONNECT {\"verbose\":false}\r\nPING\r\n"), true, "", ""},
+		"limited, NATS":          {limited, "a.test:443", []byte("CONNECT {}\r\n"), false, "", "not TLS"},
+		"endless small records":  {limited, "a.test:443", endless(6 << 10), false, "", "not TLS"},
 		"open, other port":       {anywhere, "a.test:22", []byte("C\r\n"), true, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -356,4 +369,51 @@ func TestEgressTimes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The end of a stream in both directions ends its ctx (package link): that is no
+// cut, and the record does not call it one.
+func TestEgressEndOfStream(t *testing.T) {
+	o := newOutside(t)
+	o.listen("a.test:1", echo)
+	i := o.inside(anywhere)
+	near, far := net.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &endsCtx{Conn: near, end: cancel}
+	over := make(chan struct{})
+	go func() { defer close(over); i.g.Egress(ctx, i.scope, s) }()
+	_, _ = io.WriteString(far, "CONNECT a.test:1 HTTP/1.1\r\nHost: a.test\r\n\r\n")
+	in := bufio.NewReader(far)
+	if resp, err := http.ReadResponse(in, &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	s.eof.Store(true)
+	_, _ = io.WriteString(far, "x")
+	_, _ = io.Copy(io.Discard, in)
+	<-over
+	far.Close()
+	if last := o.last(); last.Failed != "" || last.Sent != 1 || last.Received != 1 {
+		t.Errorf("record %+v", last)
+	}
+}
+
+// endsCtx is a stream whose reader ends after one more read, and which ends its
+// ctx when both directions have ended.
+type endsCtx struct {
+	net.Conn
+	eof, over atomic.Bool
+	end       context.CancelFunc
+}
+
+func (s *endsCtx) Read(p []byte) (int, error) {
+	if s.over.Load() {
+		return 0, io.EOF
+	}
+	n, err := s.Conn.Read(p)
+	s.over.Store(s.eof.Load())
+	return n, err
+}
+
+func (s *endsCtx) CloseWrite() {
+	s.end()
 }
