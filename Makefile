@@ -23,9 +23,9 @@ build: ## build bin/planaria
 demo: build ## an agent at work, its server killed twice, nothing repeated
 	@./bin/planaria demo
 
-test: check ## all checks, then all tests with the race detector
+test: check build ## all checks, then all tests with the race detector
 	@echo "== go test -race"
-	@CGO_ENABLED=1 $(GO) test -race -timeout $(TIMEOUT) ./...
+	@PLANARIA_TEST_BINARY=$(CURDIR)/bin/planaria CGO_ENABLED=1 $(GO) test -race -timeout $(TIMEOUT) ./...
 
 check: ## gofmt, go vet, staticcheck
 	@echo "== gofmt"

@@ -90,9 +90,13 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// buildPlanaria builds the binary into a folder of the test's own.
+// buildPlanaria builds the binary into a folder of the test's own, unless make
+// test has built it already.
 func buildPlanaria(t *testing.T) string {
 	t.Helper()
+	if b := os.Getenv("PLANARIA_TEST_BINARY"); b != "" {
+		return b
+	}
 	program := filepath.Join(t.TempDir(), "planaria")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/planaria/planaria/cmd/planaria")
 	if out, err := cmd.CombinedOutput(); err != nil {
