@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -97,6 +98,7 @@ func (g *Gateway) Egress(ctx context.Context, s EgressScope, conn io.ReadWriteCl
 	}()
 	leave, ok := g.admit(s)
 	if !ok {
+		e.refused(slog.LevelWarn, "any", "too many connections", nil)
 		e.watch.within(lastWords)
 		e.refuse(nil, &denial{status: http.StatusServiceUnavailable, token: "connection_limit_reached",
 			text: fmt.Sprintf("this sandbox has %d connections open already; close some.", EgressConns)})
@@ -303,7 +305,7 @@ func (e *egress) unreached(p place, err error) *denial {
 	}
 	switch {
 	case errors.Is(err, keeper.ErrForbidden):
-		e.g.log.Warn("refused to dial out of a sandbox", "session", e.scope.Session, "err", err)
+		e.refused(slog.LevelWarn, p.String(), "its address is not allowed", err)
 		r = says(http.StatusForbidden, "destination_ip_prohibited",
 			errors.New("its address is private, special or this server's own. Private ones are reached only where the operator allows it and the environment's networking.allowed_hosts names the host itself, the others never"))
 		r.reason = "Address not allowed"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -183,7 +184,7 @@ func answered(p place, status int) *denial {
 func (e *egress) unfetched(p place, err error) *denial {
 	for _, why := range []error{keeper.ErrURL, keeper.ErrMoved, keeper.ErrCertificate, keeper.ErrToken, keeper.ErrAnswer} {
 		if errors.Is(err, why) {
-			e.g.log.Warn("did not fetch a repository", "session", e.scope.Session, "err", err)
+			e.refused(slog.LevelWarn, p.String(), "the repository was not fetched", err)
 			return &denial{status: http.StatusBadGateway, token: "proxy_internal_error", text: fmt.Sprintf("the repository at %s was not fetched: %v.", p.host, why)}
 		}
 	}

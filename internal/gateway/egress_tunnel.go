@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 )
 
@@ -60,7 +61,7 @@ func text(err error) string {
 
 // denied answers what the environment does not allow.
 func (e *egress) denied(h *head, p place, no *denial) bool {
-	e.g.log.Debug("denied a way out", "session", e.scope.Session, "host", p.String())
+	e.refused(slog.LevelInfo, p.String(), "not allowed by the environment", nil)
 	return e.refuse(h, no)
 }
 
@@ -164,6 +165,7 @@ func (e *egress) outward(w *way, opening func([]byte) (bool, error)) error {
 			held = append(held, b...)
 			more, no := opening(held)
 			if no != nil {
+				e.refused(slog.LevelInfo, w.record.Host, no.Error(), nil)
 				e.tell(no)
 				return no
 			}

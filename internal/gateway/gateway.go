@@ -81,6 +81,7 @@ type Gateway struct {
 	ways  map[egressKey]int                // connections out of each sandbox
 
 	packages *hostRules // never changed
+	refusals refusals   // of ways out, for the log
 }
 
 // New makes a Gateway; no I/O.
