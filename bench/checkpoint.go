@@ -71,7 +71,7 @@ func benchCheckpoint(ctx context.Context, b *bench) error {
 		return skipped(title, err)
 	}
 	defer x.close()
-	c := &checkpoints{x: x, acts: agentRun(b.pick(40, 16)), think: 400 * time.Millisecond, rounds: b.pick(5, 1)}
+	c := &checkpoints{x: x, acts: agentRun(b.pick(40, 14)), think: 400 * time.Millisecond, rounds: b.pick(5, 1)}
 	c.rand = rand.New(rand.NewPCG(uint64(len(c.acts)), checkpointSeed))
 	if err := c.reference(ctx); err != nil {
 		return err

@@ -39,7 +39,7 @@ func benchOverhead(ctx context.Context, b *bench) error {
 	defer x.close()
 	steps, think := shellRun, 2*time.Second
 	if b.quick {
-		steps, think = shellRun[:8], 500*time.Millisecond
+		steps, think = shellRun[:6], 500*time.Millisecond
 	}
 	var plain, bare, saved runTimes
 	var pauses sample

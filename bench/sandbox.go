@@ -165,8 +165,8 @@ func (b *bench) snapshots(ctx context.Context, x *boxes) error {
 	return nil
 }
 
-// bigLimit leaves room for the largest size and its programs.
-const bigLimit = 3 << 30
+// bigLimit leaves room for the largest size: a quarter of it is /dev/shm.
+const bigLimit = 5 << 30
 
 func (b *bench) snapshotOf(ctx context.Context, x *boxes, mb int) (*snapshotFigures, error) {
 	s, err := x.start(ctx, bigLimit)
