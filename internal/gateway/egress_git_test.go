@@ -159,6 +159,8 @@ func gitServer(t testing.TB, o *outside, a *authority) *repositories {
 			w.Header().Set("Content-Type", r.Header.Get("Authorization"))
 			_, _ = io.WriteString(w, "you sent "+r.Header.Get("Authorization")+" and "+password)
 		case strings.HasPrefix(r.URL.Path, "/open/"):
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Set("Content-Encoding", "identity")
 			r.URL.Path = strings.Replace(r.URL.Path, "/open/", "/owner/", 1)
 			handler.ServeHTTP(w, r)
 		case user != "x-access-token" || password != gitToken:

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"bufio"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -156,10 +157,7 @@ func (k *Keeper) ask(ctx context.Context, f Fetch, base *url.URL, cred *credenti
 		}
 	}()
 	l.in.left = MaxHeader
-	resp, err := http.ReadResponse(l.br, req)
-	if err == nil && resp.Header.Get("Content-Encoding") != "" {
-		err = errors.New("the answer is compressed, which was not asked for") // and could not be scrubbed
-	}
+	resp, err := finalAnswer(l.br, req)
 	if err != nil {
 		_ = body.Close()
 		return nil, nil, fmt.Errorf("%w: %w", ErrAnswer, err)
@@ -177,6 +175,24 @@ func (k *Keeper) ask(ctx context.Context, f Fetch, base *url.URL, cred *credenti
 		}
 	}
 	return got, to, nil
+}
+
+// finalAnswer reads the head of an answer. Interim ones are dropped; they count
+// against MaxHeader.
+func finalAnswer(in *bufio.Reader, req *http.Request) (*http.Response, error) {
+	for {
+		resp, err := http.ReadResponse(in, req)
+		switch {
+		case err != nil:
+			return nil, err
+		case resp.StatusCode >= 100 && resp.StatusCode <= 199 && resp.StatusCode != http.StatusSwitchingProtocols:
+			continue
+		}
+		if enc := resp.Header.Get("Content-Encoding"); enc != "" && enc != "identity" {
+			return nil, errors.New("the answer is compressed, which was not asked for") // and could not be scrubbed
+		}
+		return resp, nil
+	}
 }
 
 // fetchRequest makes the request; the token is added to nothing else.
