@@ -37,15 +37,13 @@ func processed(r store.Inbox) store.Draft {
 }
 
 func (d *driver) inbox(ctx context.Context) ([]store.Inbox, error) {
-	rows, err := d.m.db.Inbox(ctx, d.ws, d.id)
+	rows, seen, err := d.m.db.InboxSeen(ctx, d.ws, d.id)
 	if err != nil {
 		return nil, fmt.Errorf("read inbox of session %s: %w", d.id, err)
 	}
-	for _, r := range rows {
-		d.mu.Lock()
-		d.seen = max(d.seen, r.N)
-		d.mu.Unlock()
-	}
+	d.mu.Lock()
+	d.seen = max(d.seen, seen)
+	d.mu.Unlock()
 	return rows, nil
 }
 

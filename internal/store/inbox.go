@@ -314,22 +314,34 @@ func (t *tx) accepted(r *sessionRow, queued []Inbox) (bool, error) {
 }
 
 // Inbox lists the rows not consumed yet: urgent ones first, then by arrival.
-func (db *DB) Inbox(ctx context.Context, ws WorkspaceID, id SessionID) (list []Inbox, err error) {
+func (db *DB) Inbox(ctx context.Context, ws WorkspaceID, id SessionID) ([]Inbox, error) {
+	list, _, err := db.InboxSeen(ctx, ws, id)
+	return list, err
+}
+
+// InboxSeen lists what Inbox lists. seen is what Append.Seen is to be of an
+// owner that has looked at these rows: the number of the newest row that ever
+// arrived, which a former owner may have consumed while older ones stayed.
+func (db *DB) InboxSeen(ctx context.Context, ws WorkspaceID, id SessionID) (list []Inbox, seen int64, err error) {
 	// Mostly it is empty, and owners look often.
 	var empty bool
-	err = db.peek(ctx).queryRow(`SELECT inbox_n = 0 FROM sessions WHERE workspace = ? AND id = ? AND deleted_at = 0 AND damaged = ''`, ws, id).Scan(&empty)
+	err = db.peek(ctx).queryRow(`SELECT inbox_n = 0, inbox_last FROM sessions WHERE workspace = ? AND id = ? AND deleted_at = 0 AND damaged = ''`, ws, id).Scan(&empty, &seen)
 	if err == nil && empty {
-		return nil, nil
+		return nil, seen, nil
 	}
 	err = db.read(ctx, func(t *tx) error {
 		r, err := t.sessionRow(ws, id, false)
 		if err == nil {
 			list, err = t.inbox(r)
+			seen = r.inboxLast
 		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("inbox of session %s: %w", id, err)
+		return nil, 0, fmt.Errorf("inbox of session %s: %w", id, err)
 	}
-	return list, nil
+	for _, in := range list {
+		seen = max(seen, in.N) // where the row was read before them
+	}
+	return list, seen, nil
 }
