@@ -353,14 +353,15 @@ func (f *fileReader) Close() error {
 	return f.st.Close()
 }
 
-// ListFiles lists what lies below a folder inside, at most 10,000 entries.
+// ListFiles lists what lies below a folder inside, in the order of names. more
+// says that only the first entries are listed: 10,000, fewer with long names.
 // Links are listed as links and not followed. fs.ErrNotExist.
-func (s *Sandbox) ListFiles(ctx context.Context, path string) ([]File, error) {
+func (s *Sandbox) ListFiles(ctx context.Context, path string) (files []File, more bool, err error) {
 	reply, err := s.admin(ctx, wire.Admin{Op: wire.OpList, Path: path})
 	if err != nil {
-		return nil, fmt.Errorf("list files of %s: %w", path, err)
+		return nil, false, fmt.Errorf("list files of %s: %w", path, err)
 	}
-	return reply.Files, nil
+	return reply.Files, reply.More, nil
 }
 
 // HashTree digests everything below a folder inside: names, kinds, modes,

@@ -96,8 +96,8 @@ func TestFiles(t *testing.T) {
 	if _, _, err := s.GetFile(ctx, "/nope"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("get a file that is not there: %v", err)
 	}
-	files, err := s.ListFiles(ctx, sandbox.Uploads)
-	if err != nil || len(files) != 1 || files[0].Size != size || fs.FileMode(files[0].Mode) != 0o640 {
+	files, more, err := s.ListFiles(ctx, sandbox.Uploads)
+	if err != nil || more || len(files) != 1 || files[0].Size != size || fs.FileMode(files[0].Mode) != 0o640 {
 		t.Errorf("files = %+v, %v", files, err)
 	}
 	// Half a file is none.

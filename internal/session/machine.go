@@ -33,6 +33,7 @@ type machine struct {
 	// Owned by the driver.
 	mounted   string                // digest of the resources that are in it
 	collected map[string]outputSeen // outputs that are kept as files, by path
+	told      left                  // what the user was last told of outputs that are not
 
 	mu      sync.Mutex
 	shut    bool                   // no new connection is served: calls are run again, or it is let go of
@@ -46,7 +47,7 @@ func newMachine(s *sandbox.Sandbox) *machine {
 // reopened is the same machine with its way out open again.
 func (b *machine) reopened() *machine {
 	n := newMachine(b.s)
-	n.mounted, n.collected = b.mounted, b.collected
+	n.mounted, n.collected, n.told = b.mounted, b.collected, b.told
 	return n
 }
 

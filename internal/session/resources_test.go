@@ -135,6 +135,63 @@ func TestResourcesAndOutputs(t *testing.T) {
 	e.Check()
 }
 
+// TestHostileOutputs: whatever lies in the outputs folder, the first files that
+// can be kept are kept, nothing is followed or waited for, and the user is told
+// once what was left (attacks F2, F5).
+func TestHostileOutputs(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	c := clientOf(e)
+	e.Model.Add(t, testenv.Marked("hostile", llm.PlayScript{Steps: []llm.Step{
+		calls(shell(`cd /mnt/session/outputs; printf x > $'a\nb\e[31m.txt'; printf y > $'bad\xff.txt'; mkfifo c; mknod d c 1 5; ln -s /etc/passwd e; ln -s / f
+ln /etc/hostname g; truncate -s 600M h; mkdir n; cd n; seq 10050 | xargs touch`)),
+		ending, calls(shell("rm -r /mnt/session/outputs/*")), ending,
+	}}))
+	s, err := c.CreateSession(t.Context(), api.SessionCreate{Agent: api.AgentRef{ID: e.Agent}, EnvironmentID: e.Environment,
+		InitialEvents: api.ClientEvents{&api.UserMessage{Content: api.List[api.Block]{api.Text("[hostile] Begin.")}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Finish(s.ID)
+	kept := map[string]int64{}
+	n := 0
+	for f, err := range c.AllFiles(t.Context(), api.FileListParams{ScopeID: s.ID}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept[f.Filename] = f.SizeBytes
+		n++
+	}
+	if n != 200 || kept["a_b_[31m.txt"] != 1 {
+		t.Errorf("%d files are kept, want 200 with a_b_[31m.txt: %v", n, kept)
+	}
+	told := func() (out []string) {
+		for ev, err := range c.AllEvents(t.Context(), s.ID, api.EventListParams{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b, ok := ev.Body.(*api.SessionError); ok && strings.HasPrefix(b.Error.Message, "Not all files") {
+				out = append(out, b.Error.Message)
+			}
+		}
+		return out
+	}
+	if got := told(); len(got) != 1 {
+		t.Fatalf("told %q, want one thing\n%s", got, e.Describe(s.ID))
+	}
+	for _, part := range []string{"beyond the 200 files", "1 larger than 500 MiB", "1 which could not be read", "first 10,000 entries"} {
+		if !strings.Contains(told()[0], part) {
+			t.Errorf("told %q, want %q in it", told()[0], part)
+		}
+	}
+	e.Say(s.ID, "Go on.")
+	e.Finish(s.ID)
+	if got := told(); len(got) != 1 {
+		t.Errorf("told %q, want no more than before", got)
+	}
+	e.Check()
+}
+
 // TestMountFails: a resource that cannot be put into the machine is the result of
 // the call that needed the machine; the next call tries again.
 func TestMountFails(t *testing.T) {

@@ -118,11 +118,17 @@ func (a *Agent) get(s *link.Stream, req *wire.Admin) {
 	_, _ = io.CopyN(s, f, info.Size())
 }
 
-// maxListed bounds a listing.
-const maxListed = 10_000
+// Bounds of a listing: entries, and bytes of their names, of which one may take
+// six in the reply, which has to stay below wire.MaxMessage.
+const (
+	maxListed      = 10_000
+	maxListedNames = 4 << 20
+)
 
-// list tells the files below a folder, links as links.
+// list tells the files below a folder, links as links: the first ones by name
+// where there are more than fit.
 func list(root string, reply *wire.AdminReply) error {
+	names := 0
 	return filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			if name == root {
@@ -134,12 +140,13 @@ func list(root string, reply *wire.AdminReply) error {
 		if err != nil || name == root {
 			return nil
 		}
-		if len(reply.Files) == maxListed {
-			return fmt.Errorf("%s holds more than %d entries", root, maxListed)
-		}
 		f := wire.File{Path: name, Size: info.Size(), Mode: uint32(info.Mode()), UnixMicro: info.ModTime().UnixMicro()}
 		if info.Mode()&fs.ModeSymlink != 0 {
 			f.Link, _ = os.Readlink(name)
+		}
+		if names += len(f.Path) + len(f.Link); len(reply.Files) == maxListed || names > maxListedNames {
+			reply.More = true
+			return fs.SkipAll
 		}
 		reply.Files = append(reply.Files, f)
 		return nil

@@ -187,6 +187,7 @@ type AdminReply struct {
 	Text     string    `json:"text,omitzero"`
 	Size     int64     `json:"size,omitzero"`
 	Files    []File    `json:"files,omitzero"`
+	More     bool      `json:"more,omitzero"` // there are more than Files
 	Activity *Activity `json:"activity,omitzero"`
 	// Of OpIdentity, read back from the system after it was set.
 	Hostname  string `json:"hostname,omitzero"`
