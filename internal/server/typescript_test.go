@@ -28,7 +28,7 @@ func TestTypeScript(t *testing.T) {
 	}
 	scripts := scriptFolder(t, modules)
 	for _, sdk := range []string{"sdk-new", "sdk-old"} {
-		for _, script := range []string{"agents", "environments", "vaults", "sessions", "events"} {
+		for _, script := range []string{"agents", "environments", "vaults", "sessions", "events", "files"} {
 			t.Run(sdk+"/"+script, func(t *testing.T) {
 				runNode(t, scripts, script+".mjs", "SDK="+sdk, "VAULT="+e.Vault, "SECRET="+e.World.Token,
 					"ANTHROPIC_BASE_URL="+e.API.Base, "ANTHROPIC_API_KEY="+e.API.Key)
