@@ -47,8 +47,10 @@ type Config struct {
 	// Advertise is the address at which other nodes reach this one, host:port.
 	// Default: the address it listens on.
 	Advertise string `yaml:"advertise"`
-	// AllowPrivateNetworks lets an agent's own mcp_servers name hosts on
-	// private and loopback addresses. Connectors, which operators make, may
+	// AllowPrivateNetworks lets an agent's own mcp_servers, a session's
+	// repositories and an environment's image be on private and loopback
+	// addresses, and sandboxes reach those that a limited environment's
+	// allowed_hosts names (no wildcard). Connectors, which operators make, may
 	// always. Default false.
 	AllowPrivateNetworks bool `yaml:"allow_private_networks"`
 	// MaxRunning bounds the sessions that this process drives at once. Default 1000.

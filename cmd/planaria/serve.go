@@ -95,7 +95,7 @@ in the settings file. --model-script plays a scripted model instead.`,
 	f.StringVar(&flags.MasterIdentityFile, "master-identity", "", "file of the age identity that opens the master key (default DATA/"+vault.IdentityFile+")")
 	f.StringSliceVar(&flags.Roles, "role", flags.Roles, "what this process does: api, worker, keeper")
 	f.StringVar(&flags.Advertise, "advertise", "", "address at which other nodes reach this one (default: the one it listens on)")
-	f.BoolVar(&flags.AllowPrivateNetworks, "allow-private-networks", false, "let agents' own mcp_servers name private and loopback addresses")
+	f.BoolVar(&flags.AllowPrivateNetworks, "allow-private-networks", false, "let agents' own mcp_servers, and limited sandboxes' allowed_hosts, name private and loopback addresses")
 	f.IntVar(&flags.MaxRunning, "max-running", flags.MaxRunning, "sessions that this process drives at once")
 	f.IntVar(&flags.DrainSeconds, "drain-seconds", flags.DrainSeconds, "how long SIGTERM waits for calls on their way")
 	f.StringVar(&flags.Sandboxes.Enabled, "sandboxes", flags.Sandboxes.Enabled, "run the agents' machines here: auto (where this machine can), on, off")

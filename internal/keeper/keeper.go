@@ -51,7 +51,8 @@ type Config struct {
 	// Dial is the program's one dial function (Guard). A plain guarded dialer when nil.
 	Dial   DialFunc
 	Logger *slog.Logger // slog.Default when nil
-	// AllowPrivateNetworks lets an agent's own URLs reach private addresses.
+	// AllowPrivateNetworks lets an agent's own URLs reach private addresses, and
+	// sandboxes those that Tunnel is asked for as private.
 	AllowPrivateNetworks bool
 	// Roots verify servers; the system's when nil.
 	Roots *x509.CertPool
