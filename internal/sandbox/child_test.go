@@ -75,7 +75,12 @@ func child(role string) {
 		m, err := s.Snapshot(ctx)
 		fail(err)
 		fmt.Println("good:", m.ID)
-		r.SetFault(func(string) error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+		r.SetFault(func(at string) error {
+			if at != "checkpointed" {
+				return nil
+			}
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		})
 		_, err = s.Snapshot(ctx)
 		fail(err)
 	}

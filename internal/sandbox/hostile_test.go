@@ -63,6 +63,70 @@ func TestProcessOne(t *testing.T) {
 	}
 }
 
+// TestStoppedAgent: a process inside stops process 1 between two calls, or in the
+// moment of a snapshot. Neither holds up a snapshot, and a copy that comes back
+// with a stopped agent is woken.
+func TestStoppedAgent(t *testing.T) {
+	defer sandbox.SetSilence(time.Second)()
+	e := open(t)
+	s := e.start("stopped")
+	silent := func() {
+		t.Helper()
+		for {
+			ctx, cancel := contextFor(500 * time.Millisecond)
+			_, _, err := s.Calls(ctx)
+			cancel()
+			if err != nil {
+				return
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	}
+	e.sh(s, "(sleep 0.2; kill -STOP 1) > /dev/null 2>&1 &")
+	silent()
+	began := time.Now()
+	e.snapshot(s)
+	t.Logf("a snapshot of a sandbox with a stopped agent took %v", time.Since(began))
+	e.sh(s, "echo kept > f; (until [ -e /tmp/go ]; do sleep 0.02; done; kill -STOP 1) > /dev/null 2>&1 &")
+	e.r.SetFault(func(at string) error {
+		if at != "prepared" {
+			return nil
+		}
+		err := s.PutFile(t.Context(), "/tmp/go", 0, strings.NewReader(""))
+		silent()
+		return err
+	})
+	m := e.snapshot(s)
+	e.r.SetFault(nil)
+	began = time.Now()
+	c, _ := e.restore(m, "copy")
+	t.Logf("a copy with a stopped agent came back in %v", time.Since(began))
+	for _, s := range []*sandbox.Sandbox{s, c} {
+		if got := e.sh(s, "cat f"); !strings.HasSuffix(got, "kept") {
+			t.Errorf("%s has %q", s.ID(), got)
+		}
+	}
+	// One that its owner has paused cannot be asked; an owner who died leaves it
+	// to the next one, who lets it go on.
+	if err := c.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Snapshot(t.Context()); err == nil || !strings.Contains(err.Error(), "paused") {
+		t.Errorf("a snapshot of a paused sandbox: %v", err)
+	}
+	if err := e.r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.reopen(sandbox.Config{Dir: e.dir, Binary: binary(t), Blobs: e.blobs, StartTimeout: time.Minute})
+	c, err := e.r.Find(t.Context(), "w1", "copy", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := e.sh(c, "cat f"); !strings.HasSuffix(got, "kept") {
+		t.Errorf("after a pause it has %q", got)
+	}
+}
+
 // TestFloods: each ends with a clear error or does no harm; the agent answers
 // after each, and what the machine gives stays bounded.
 func TestFloods(t *testing.T) {

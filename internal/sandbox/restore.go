@@ -41,7 +41,7 @@ func (r *Runtime) Restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 		return nil, nil, fmt.Errorf("restore snapshot %s as sandbox %s: %w", m.ID, spec.ID, err)
 	}
 	defer admitted()
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StartTimeout+time.Duration(m.Size()/restoreRate)*time.Second)
 	defer cancel()
 	s, back, err := r.restore(ctx, m, spec)
 	if err != nil {
@@ -49,6 +49,10 @@ func (r *Runtime) Restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox
 	}
 	return s, back, nil
 }
+
+// restoreRate is how many bytes a second an image is read with at least, on a
+// slow disk or a busy machine: no snapshot is given up for being large.
+const restoreRate = 16 << 20
 
 func (r *Runtime) restore(ctx context.Context, m *Manifest, spec Spec) (*Sandbox, *Restored, error) {
 	began := time.Now()

@@ -130,6 +130,9 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 			s.r.log.Warn("agent was not told that its snapshot is over", "session", st.ID, "err", perr)
 		}
 	}()
+	if err := s.r.hook("prepared"); err != nil {
+		return nil, err
+	}
 	// 2. The image, in a new folder. leave-running, always: without it a failed
 	// checkpoint destroys the sandbox.
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -177,10 +180,9 @@ func (s *Sandbox) snapshot(ctx context.Context) (m *Manifest, err error) {
 	s.state.Parent = m.ID
 	s.mu.Unlock()
 	if err := s.save(); err != nil {
-		s.mu.Lock()
-		s.state.Parent = st.Parent // or the next one would name this one, which is removed
-		s.mu.Unlock()
-		return nil, err
+		// The snapshot is good, whatever has become of the sandbox meanwhile; the
+		// next process would only name an older parent.
+		s.r.log.Warn("cannot save which snapshot is the newest", "session", st.ID, "err", err)
 	}
 	return m, nil
 }
