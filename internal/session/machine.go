@@ -322,16 +322,17 @@ func (d *driver) egressScope(b *machine) gateway.EgressScope {
 		}}
 }
 
-// network reads an environment's networking.
+// network reads an environment's networking. A type that is not known is not
+// taken for unrestricted.
 func network(e environment, servers []string) gateway.Network {
-	if e.Networking == nil || e.Networking.Type != api.NetworkLimited {
+	if e.Networking == nil || e.Networking.Type == api.NetworkUnrestricted {
 		return gateway.Network{Unrestricted: true}
 	}
 	n := gateway.Network{Hosts: slices.Clone([]string(e.Networking.AllowedHosts)), PackageManagers: e.Networking.AllowPackageManagers}
 	if e.Networking.AllowMCPServers {
 		for _, s := range servers {
 			if u, err := url.Parse(s); err == nil && u.Hostname() != "" {
-				n.Hosts = append(n.Hosts, u.Hostname())
+				n.Servers = append(n.Servers, u.Host)
 			}
 		}
 	}
