@@ -119,6 +119,11 @@ func (d *driver) compacted(ctx context.Context, a asked, r *gateway.ModelReply, 
 			event(d.newID("sevt_"), evSpanEnd, d.scope.Thread, fields{
 				"model_request_start_id": a.span, "is_error": false, "model_usage": modelUsage(u, "")}))
 	}
+	// Snapshots are taken, packed and dropped while the summary is made. Nobody
+	// logs one between this look and the append.
+	d.saves.take.Lock()
+	defer d.saves.take.Unlock()
+	d.read(func(now *state) { cs.Machine = now.machine })
 	c.V, c.Through, c.State = store.BodyVersion, st.seq, encode(cs)
 	drafts = append(drafts, record(store.KindCompaction, d.newID("rec_"), d.scope.Thread, c),
 		event(d.newID("sevt_"), evCompacted, d.scope.Thread, nil))

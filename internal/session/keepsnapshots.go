@@ -190,7 +190,9 @@ func (m *Manager) noteSnapshot(ctx context.Context, key sessionKey, bodies ...st
 		if d.machine() == nil {
 			return errLater // it is being rebuilt, or brings its machine back
 		}
+		d.saves.take.Lock() // a compaction carries all snapshots that were logged before it
 		err := d.logSnapshots(ctx, nil, bodies...)
+		d.saves.take.Unlock()
 		if errors.Is(err, store.ErrFenced) {
 			return errLater
 		}

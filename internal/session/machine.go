@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ type machine struct {
 
 	mu      sync.Mutex
 	shut    bool                   // no new connection is served: calls are run again, or it is let go of
+	partial bool                   // it does not hold yet what the log says of it: nothing of it is saved
 	running map[store.EventID]bool // contained calls under way
 }
 
@@ -90,6 +92,19 @@ func (b *machine) setShut(shut bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.shut = shut
+}
+
+// setPartial says whether calls that ended have still to be run again in it.
+func (b *machine) setPartial(partial bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.partial = partial
+}
+
+func (b *machine) isPartial() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.partial
 }
 
 // enter lets a connection in, unless the door is closed.
@@ -346,7 +361,7 @@ const sweepEvery = 2 * time.Second
 // session at rest whose sandbox was left running is claimed to suspend it. It
 // runs until ctx ends.
 func (m *Manager) sweep(ctx context.Context) {
-	s := sweeper{m: m, asked: map[[2]string]time.Time{}}
+	s := sweeper{m: m, asked: map[[2]string]time.Time{}, seen: map[[2]string]time.Time{}}
 	t := time.NewTicker(sweepEvery)
 	defer t.Stop()
 	for {
@@ -363,10 +378,34 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
+// sessionPrefix begins the ids of sessions.
+const sessionPrefix = "sesn_"
+
+// How long a sandbox stays that no session will hold again.
+const (
+	// strangerStays: one that is no session's is a copy under test, which lives
+	// for a moment, unless the process that tested it died.
+	strangerStays = 10 * time.Minute
+	// damagedStays: a person may mend the log of its session meanwhile. Its
+	// snapshots stay.
+	damagedStays = time.Hour
+)
+
 // sweeper looks at sandboxes that no driver holds.
 type sweeper struct {
 	m     *Manager
 	asked map[[2]string]time.Time // sessions that were asked to leave, and when
+	seen  map[[2]string]time.Time // sandboxes that stay for a while, and since when
+}
+
+// stays reports whether a sandbox has not been seen for long enough yet.
+func (w *sweeper) stays(key [2]string, long time.Duration) bool {
+	since, ok := w.seen[key]
+	if !ok {
+		since = w.m.now()
+		w.seen[key] = since
+	}
+	return w.m.now().Sub(since) < long
 }
 
 // look decides what becomes of one sandbox.
@@ -375,18 +414,33 @@ func (w *sweeper) look(ctx context.Context, key [2]string) error {
 		return nil
 	}
 	ws, id := store.WorkspaceID(key[0]), store.SessionID(key[1])
+	// Read before the row: it only grows.
+	fence, ok := w.m.cfg.Sandboxes.FenceOf(key[0], key[1])
+	if !ok {
+		return nil
+	}
 	row, err := w.m.db.Session(ctx, ws, id)
 	switch {
+	case errors.Is(err, store.ErrNotFound) && !strings.HasPrefix(key[1], sessionPrefix):
+		if w.stays(key, strangerStays) {
+			return nil
+		}
+		return w.kill(ctx, key, row, "it is no session's")
 	case errors.Is(err, store.ErrNotFound):
 		return w.kill(ctx, key, row, "the session is gone")
 	case err != nil && !errors.Is(err, store.ErrDamaged):
 		return err
+	case errors.Is(err, store.ErrDamaged) || row.Damaged != "":
+		if w.stays(key, damagedStays) {
+			return nil
+		}
+		return w.kill(ctx, key, row, "the session's log is damaged")
 	case row.Status == store.StatusTerminated:
 		return w.kill(ctx, key, row, "the session is terminated")
-	case row.Owner != "" && row.Owner != w.m.cfg.Node.ID():
+	case row.Owner != "" && row.Owner != w.m.cfg.Node.ID() && uint64(row.Fence) > fence:
 		return w.kill(ctx, key, row, "the session has a newer owner")
-	case row.Owner != "" || row.Status != store.StatusIdle || row.Damaged != "":
-		return nil // a driver comes, or a person has to
+	case row.Owner != "" || row.Status != store.StatusIdle:
+		return nil // a driver comes; an owner of this fence is the process that was here before
 	}
 	return w.atRest(ctx, key, row)
 }
@@ -448,6 +502,9 @@ func (d *driver) pauseLost(ctx context.Context) {
 	p := &d.m.paused
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if d.m.holders.of(string(d.ws), string(d.id)) != d {
+		return // this node owns the session again: whoever drives it now lets it run
+	}
 	if err := b.s.Pause(ctx); err != nil {
 		d.m.log.Warn("cannot pause the machine of a lost lease", "session", d.id, "err", err)
 		return

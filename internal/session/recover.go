@@ -21,6 +21,7 @@ type machineState struct {
 	Act        string       `json:"act,omitempty"` // of the newest record; empty: it never had one
 	Node       store.NodeID `json:"node,omitempty"`
 	Generation uint64       `json:"generation,omitempty"`
+	Life       string       `json:"life,omitempty"` // sandbox.Life
 	// Base is the newest start of a fresh machine: nothing older is in any snapshot.
 	Base store.Seq `json:"base,omitempty"`
 	// Snapshots that were not dropped, oldest first.
@@ -32,6 +33,7 @@ type savedState struct {
 	store.Snapshot
 	At     time.Time `json:"at"`
 	Tested bool      `json:"tested,omitempty"`
+	Failed bool      `json:"failed,omitempty"` // its newest test found it damaged
 }
 
 // liveAct reports whether a machine runs after a record with this act.
@@ -49,6 +51,9 @@ func (st *state) foldMachine(e store.Entry) error {
 	if b.Generation != 0 {
 		m.Generation = b.Generation
 	}
+	if b.Life != "" {
+		m.Life = b.Life
+	}
 	if b.Act == store.MachineStarted && (m.Base == 0 || len(b.Missing) > 0) {
 		m.Base = e.Seq // else it holds all that ran since the former start, again
 	}
@@ -58,6 +63,11 @@ func (st *state) foldMachine(e store.Entry) error {
 				c.losses++ // it was the next to end
 				break
 			}
+		}
+	}
+	if len(b.Missing) > 0 {
+		for _, c := range st.open() {
+			c.behind = true
 		}
 	}
 	delete(st.tries, "machine")
@@ -90,7 +100,9 @@ func (st *state) foldSnapshot(e store.Entry) error {
 		if b.Act == store.SnapshotPacked {
 			list[i].Packed = b.Packed
 		}
-		list[i].Tested = list[i].Tested || b.Act == store.SnapshotTested && b.Failed == ""
+		if b.Act == store.SnapshotTested {
+			list[i].Tested, list[i].Failed = list[i].Tested || b.Failed == "", b.Failed != ""
+		}
 		st.machine.Snapshots = list
 	}
 	return nil
@@ -123,10 +135,12 @@ func (d *driver) reattach(ctx context.Context) error {
 	var m machineState
 	var terminated bool
 	d.read(func(st *state) { m, terminated = st.machine, st.status == store.StatusTerminated })
-	if terminated || !liveAct(m.Act) || m.Generation != s.Generation() {
+	// Generations repeat when a snapshot is restored again, or a machine begins
+	// anew; a life does not. Records of former versions name none.
+	if terminated || !liveAct(m.Act) || m.Generation != s.Generation() || m.Life != "" && m.Life != s.Life() {
 		return s.Kill(context.WithoutCancel(ctx))
 	}
-	if err := d.machineRecord(ctx, store.Machine{Act: store.MachineAttached, Generation: s.Generation()}); err != nil {
+	if err := d.machineRecord(ctx, store.Machine{Act: store.MachineAttached, Generation: s.Generation(), Life: s.Life()}); err != nil {
 		return err
 	}
 	d.hold(newMachine(s))
@@ -244,7 +258,7 @@ func (d *driver) start(ctx context.Context, rec store.Machine) error {
 	if err := d.m.fault("machine_started"); err != nil {
 		return err // it is left as a crash would leave it
 	}
-	rec.Act, rec.Generation, rec.ElapsedMS = store.MachineStarted, b.s.Generation(), d.m.now().Sub(began).Milliseconds()
+	rec.Act, rec.Generation, rec.Life, rec.ElapsedMS = store.MachineStarted, b.s.Generation(), b.s.Life(), d.m.now().Sub(began).Milliseconds()
 	if err := d.machineRecord(ctx, rec); err != nil {
 		return d.abort(b, err)
 	}
@@ -286,10 +300,16 @@ func (d *driver) abort(b *machine, why error) error {
 type recovery struct {
 	rec   store.Machine
 	b     *machine
-	after store.Seq       // results up to here are inside
-	saved *savedState     // what it was restored from; nil: it is fresh
-	known []store.EventID // calls that it knows
-	gap   string          // why calls are missing
+	after store.Seq   // results up to here are inside
+	saved *savedState // what it was restored from; nil: it is fresh
+	// Calls that came back with it: running ones, and those whose results it keeps.
+	running, kept []store.EventID
+	gap           string // why calls are missing
+}
+
+// knows reports whether a call goes on in it, or has its result there.
+func (r *recovery) knows(id store.EventID) bool {
+	return slices.Contains(r.running, id) || slices.Contains(r.kept, id)
 }
 
 // bringBack makes the session's machine again after it was suspended or lost:
@@ -297,19 +317,56 @@ type recovery struct {
 // ended after that, as far as that can be done without touching the world.
 //
 //  1. the sandbox is restored. A crash from here to 3 leaves a sandbox whose
-//     generation no record tells of; the next owner ends it and begins again.
+//     life no record tells of; the next owner ends it and begins again.
 //  2. calls are run again in it; its processes have no way out meanwhile
 //  3. one append: what was done, what is missing, the note for the model, and
 //     the honest results of open calls that cannot be run again
 func (d *driver) bringBack(ctx context.Context, m machineState, tries int) error {
 	began := d.m.now()
-	r, err := d.restore(ctx, m, tries)
+	var fatal []store.EventID // calls that end the machine when they are run again
+	r, past, err := d.restoreAndRepeat(ctx, m, tries, fatal)
+	for e := (*fatalCall)(nil); errors.As(err, &e) && len(fatal) < machineTries; {
+		d.m.log.Error("a call ends the machine when it is run again, and is left out", "session", d.id, "call", e.event)
+		fatal = append(fatal, e.event)
+		r, past, err = d.restoreAndRepeat(ctx, m, tries, fatal)
+	}
 	if err != nil {
 		return err
 	}
+	drafts := d.stillOpen(r, past)
+	r.rec.Generation, r.rec.Life, r.rec.ElapsedMS = r.b.s.Generation(), r.b.s.Life(), d.m.now().Sub(began).Milliseconds()
+	r.rec.Note = noteOf(r, past)
+	if err := d.machineRecord(ctx, r.rec, drafts...); err != nil {
+		return d.abort(r.b, err)
+	}
+	if err := d.m.fault("machine_recorded"); err != nil {
+		return err
+	}
+	r.b.setPartial(false)
+	r.b.setShut(false)
+	d.hold(r.b)
+	return nil
+}
+
+// fatalCall: the machine died while a call was run again in it.
+type fatalCall struct{ event store.EventID }
+
+func (e *fatalCall) Error() string {
+	return fmt.Sprintf("the machine died while call %s was run again", e.event)
+}
+
+// restoreAndRepeat does the first two steps of bringBack. A machine of which it
+// reports an error is ended.
+func (d *driver) restoreAndRepeat(ctx context.Context, m machineState, tries int, fatal []store.EventID) (*recovery, past, error) {
+	r, err := d.restore(ctx, m, tries)
+	if err != nil {
+		return nil, past{}, err
+	}
+	r.b.setPartial(true)
+	r.b.setShut(true)
 	var dead *crash
 	if err := d.m.fault("machine_restored"); errors.As(err, &dead) {
-		return err
+		return nil, past{}, err
 	}
 	if m.Act != store.MachineSuspended {
 		r.rec.Reason = "the machine died"
@@ -318,30 +375,63 @@ func (d *driver) bringBack(ctx context.Context, m machineState, tries int) error
 		}
 	}
 	past, err := d.since(ctx, r.after)
-	if err != nil {
-		return d.abort(r.b, err)
+	if err == nil {
+		err = d.endStray(ctx, r, past)
 	}
-	if len(past.calls) > 0 {
+	if err == nil && len(past.calls) > 0 {
 		// They found the resources in it, so those come first.
+		r.b.setShut(false)
 		d.hold(r.b)
-		if err := d.mountInto(ctx, r.b); err != nil {
-			return d.abort(r.b, fmt.Errorf("mount the session's resources: %w", err))
+		if err = d.mountInto(ctx, r.b); err != nil {
+			err = fmt.Errorf("mount the session's resources: %w", err)
 		}
 	}
-	if err := d.repeat(ctx, r, past); err != nil {
-		return d.abort(r.b, err)
+	if err == nil {
+		err = d.repeat(ctx, r, past, fatal)
 	}
-	drafts := d.stillOpen(r, past)
-	r.rec.Generation, r.rec.ElapsedMS = r.b.s.Generation(), d.m.now().Sub(began).Milliseconds()
-	r.rec.Note = noteOf(r, past)
-	if err := d.machineRecord(ctx, r.rec, drafts...); err != nil {
-		return d.abort(r.b, err)
+	if err != nil {
+		return nil, past, d.abort(r.b, err)
 	}
-	if err := d.m.fault("machine_recorded"); err != nil {
-		return err
+	return r, past, nil
+}
+
+// endStray ends what runs in a machine that was brought back and must not go on:
+// calls that reached out after the state that it is in, for they would again,
+// and those that nobody waits for. What they did until then stays inside.
+func (d *driver) endStray(ctx context.Context, r *recovery, p past) error {
+	var stray []store.EventID
+	for _, id := range r.running {
+		wanted := slices.ContainsFunc(p.calls, func(c *pastCall) bool { return c.event == id && !c.cut && !slices.Contains(r.rec.Missing, id) })
+		if slices.Contains(r.rec.Repeated, id) {
+			continue // it has ended by now
+		}
+		d.read(func(st *state) {
+			c := st.call(id)
+			wanted = wanted || c != nil && !c.closed
+		})
+		if !wanted || p.reachedOut(id, r.after) != "" {
+			stray = append(stray, id)
+		}
 	}
-	r.b.setShut(false)
-	d.hold(r.b)
+	if len(stray) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cancelledCallEnd)
+	defer cancel()
+	names := make([]string, len(stray))
+	for i, id := range stray {
+		names[i] = string(id)
+	}
+	if err := r.b.s.Cancel(ctx, names...); err != nil {
+		return fmt.Errorf("end calls that must not go on: %w", err)
+	}
+	for _, id := range names {
+		if _, err := r.b.s.Reattach(ctx, id, nil); err != nil && !errors.Is(err, sandbox.ErrUnknownCall) {
+			return fmt.Errorf("end call %s, which must not go on: %w", id, err)
+		}
+	}
+	d.ack(ctx, r.b, stray...)
+	r.running = slices.DeleteFunc(r.running, func(id store.EventID) bool { return slices.Contains(stray, id) })
 	return nil
 }
 
@@ -358,8 +448,11 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 		if err == nil {
 			r.b, r.after, r.saved = newMachine(s), saved.Through, &saved
 			r.rec.Snapshot, r.rec.Dead = id, back.Dead
-			for _, k := range append(back.Running, back.Kept...) {
-				r.known = append(r.known, store.EventID(k))
+			for _, id := range back.Running {
+				r.running = append(r.running, store.EventID(id))
+			}
+			for _, id := range back.Kept {
+				r.kept = append(r.kept, store.EventID(id))
 			}
 			return r, nil
 		}
@@ -417,6 +510,7 @@ type pastCall struct {
 	isError bool
 	ended   bool
 	unrun   bool
+	cut     bool      // the user may have ended it
 	at      store.Seq // of its result
 }
 
@@ -424,6 +518,7 @@ type pastCall struct {
 type past struct {
 	calls   []*pastCall // ended ones, in the order of their results
 	tunnels []tunnelAt
+	output  store.Seq // of the newest output that was read
 }
 
 type tunnelAt struct {
@@ -464,6 +559,7 @@ func (p *past) entry(e store.Entry, after store.Seq, byID map[store.EventID]*pas
 		if err := json.Unmarshal(e.Body, &o); err != nil {
 			return err
 		}
+		p.output = e.Seq
 		for _, c := range o.Calls {
 			if c.Tool != "" {
 				byID[c.Event] = &pastCall{event: c.Event, tool: c.Tool}
@@ -476,6 +572,12 @@ func (p *past) entry(e store.Entry, after store.Seq, byID map[store.EventID]*pas
 		}
 		if !t.Ended {
 			p.tunnels = append(p.tunnels, t)
+		}
+	case e.Type == inInterrupt, e.Type == evPaused:
+		// They end what runs, and stand behind its result. What the user stopped
+		// is not to be done after all.
+		for _, c := range p.calls {
+			c.cut = c.cut || c.isError && c.at > p.output
 		}
 	case e.Type == evToolUse:
 		var b eventBody
@@ -518,6 +620,16 @@ func (p *past) outside(c *pastCall, after store.Seq) string {
 	return ""
 }
 
+// reachedOut names the host to which a call had a connection after a seq.
+func (p *past) reachedOut(id store.EventID, after store.Seq) (host string) {
+	for _, t := range p.tunnels {
+		if t.seq > after && slices.Contains(t.Calls, id) {
+			host = t.Host
+		}
+	}
+	return host
+}
+
 // maxRepeat bounds how long calls are run again in all.
 const maxRepeat = 10 * time.Minute
 
@@ -525,37 +637,79 @@ const maxRepeat = 10 * time.Minute
 // brought back, while each result equals the recorded one and none of them
 // touched the world (design section 5, recovery, step 3). Reading calls are
 // skipped: there is nothing of them to bring back.
-func (d *driver) repeat(ctx context.Context, r *recovery, p past) error {
+func (d *driver) repeat(ctx context.Context, r *recovery, p past, fatal []store.EventID) error {
 	r.b.setShut(true) // what is run again must not reach out: connections are refused at once
 	end := d.m.now().Add(maxRepeat)
 	for _, c := range p.calls {
-		switch {
-		case reads(c.tool):
+		if reads(c.tool) {
 			continue
+		}
+		if there, err := d.isInside(ctx, r, c); err != nil {
+			return err
+		} else if there {
+			continue
+		}
+		switch {
 		case r.gap != "":
+		case c.cut:
+			r.gap = "the user had it ended while it ran"
 		case p.outside(c, r.after) != "":
 			r.gap = p.outside(c, r.after)
-		case d.m.now().After(end):
-			r.gap = "running calls again took too long"
+		case slices.Contains(fatal, c.event):
+			r.gap = "run again, it ended the machine"
 		default:
-			same, err := d.again(ctx, r.b, c)
-			if err != nil {
+			same, err := d.again(ctx, r.b, c, end.Sub(d.m.now()))
+			switch {
+			case errors.Is(err, errTooLong):
+				r.gap = "running calls again took too long"
+			case err != nil && r.b.dead() && ctx.Err() == nil:
+				return &fatalCall{c.event}
+			case err != nil:
 				return err
-			}
-			if same {
+			case same:
 				r.rec.Repeated = append(r.rec.Repeated, c.event)
 				continue
+			default:
+				r.gap = "run again, it had another result"
 			}
-			r.gap = "run again, it had another result"
 		}
 		r.rec.Missing = append(r.rec.Missing, c.event)
 	}
-	return nil
+	return d.endStray(ctx, r, p)
 }
 
-// again runs one call again and compares.
-func (d *driver) again(ctx context.Context, b *machine, c *pastCall) (same bool, err error) {
-	a, err := tool.Run(ctx, b.s, tool.Call{ID: string(c.event), Thread: string(d.scope.Thread), Name: c.tool, Input: c.input}, nil)
+// isInside reports whether a call that ended behind Through has ended in the
+// image all the same: it did so while the snapshot was taken. The snapshot lists
+// those that may have; what was acknowledged meanwhile only the machine knows.
+func (d *driver) isInside(ctx context.Context, r *recovery, c *pastCall) (bool, error) {
+	switch {
+	case slices.Contains(r.kept, c.event):
+		d.ack(ctx, r.b, c.event)
+		return true, nil
+	case r.saved == nil || !slices.Contains(r.saved.Running, c.event) || slices.Contains(r.running, c.event):
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, cancelledCallEnd)
+	defer cancel()
+	_, err := r.b.s.Reattach(ctx, string(c.event), nil)
+	if errors.Is(err, sandbox.ErrUnknownCall) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// errTooLong: a call that is run again does not end in time.
+var errTooLong = errors.New("running calls again takes too long")
+
+// again runs one call again, for at most the time that is left, and compares.
+func (d *driver) again(ctx context.Context, b *machine, c *pastCall, left time.Duration) (same bool, err error) {
+	run, cancel := context.WithTimeoutCause(ctx, left, errTooLong)
+	defer cancel()
+	a, err := tool.Run(run, b.s, tool.Call{ID: string(c.event), Thread: string(d.scope.Thread), Name: c.tool, Input: c.input}, nil)
+	if err != nil && errors.Is(context.Cause(run), errTooLong) {
+		d.cancelCall(ctx, b, c.event)
+		return false, errTooLong
+	}
 	if err != nil {
 		return false, fmt.Errorf("run call %s again: %w", c.event, err)
 	}
@@ -590,14 +744,12 @@ const (
 func (d *driver) stillOpen(r *recovery, p past) (drafts []store.Draft) {
 	d.read(func(st *state) {
 		for _, c := range st.open() {
-			if c.tool == "" || c.waitsForPerson() || slices.Contains(r.known, c.event) {
+			if c.tool == "" || c.waitsForPerson() || r.knows(c.event) {
 				continue
 			}
 			why := ""
-			for _, t := range p.tunnels {
-				if slices.Contains(t.Calls, c.event) {
-					why = fmt.Sprintf(lostOutside, t.Host)
-				}
+			if host := p.reachedOut(c.event, 0); host != "" {
+				why = fmt.Sprintf(lostOutside, host)
 			}
 			if why == "" && len(r.rec.Missing) > 0 {
 				why = lostBefore

@@ -48,6 +48,8 @@ type saves struct {
 	read   bool       // the store was asked for newest
 	stop   func()     // of the interval's goroutine
 	held   []func()   // let go of images that no entry names yet, see saveForSuspend
+
+	brought int // times in a row that an irreversible call had the machine brought back; the driver's
 }
 
 // savedAs is the newest snapshot of the sandbox.
@@ -257,17 +259,20 @@ func (d *driver) logSnapshots(ctx context.Context, consume []string, bodies ...s
 // though no entry names it.
 func (d *driver) takeSnapshot(ctx context.Context, why string, through store.Seq, must bool) (s *savedAs, release func(), err error) {
 	release = func() {}
-	box := d.machine()
-	if box == nil {
+	b := d.held()
+	if b == nil || b.isPartial() {
 		return nil, release, nil
 	}
+	box := b.s
 	ctx, cancel := context.WithTimeout(ctx, saveTime)
 	defer cancel()
+	release = d.m.keep.taking() // before the image is looked for, or made
 	newest, activity, changed, err := d.changed(ctx, box)
-	if err == nil && !changed && (newest != nil || !must) {
-		return newest, release, nil
+	if err == nil && !changed {
+		if changed, err = d.unsound(ctx, newest, why); err == nil && !changed && (newest != nil || !must) {
+			return newest, release, nil
+		}
 	}
-	release = d.m.keep.taking()
 	began := time.Now()
 	var m *sandbox.Manifest
 	if err == nil {
@@ -335,6 +340,37 @@ func (d *driver) changed(ctx context.Context, box *sandbox.Sandbox) (newest *sav
 	return newest, now, len(newest.Running) > 0 || !sandbox.Same(now, newest.activity), nil
 }
 
+// unsound reports whether a snapshot since which nothing is known to have
+// happened inside does not do.
+func (d *driver) unsound(ctx context.Context, s *savedAs, why string) (bool, error) {
+	if s == nil {
+		return false, nil
+	}
+	if s.logged {
+		good := false
+		d.read(func(st *state) {
+			good = slices.ContainsFunc(st.machine.Snapshots, func(x savedState) bool {
+				return x.Snapshot.Snapshot == s.Snapshot.Snapshot && !x.Failed
+			})
+		})
+		if !good {
+			return true, nil // dropped meanwhile, or found damaged
+		}
+	} else if _, err := d.m.cfg.Sandboxes.ReadSnapshot(s.Snapshot.Snapshot); err != nil {
+		return true, nil // the log did not take it, and its image was swept
+	}
+	if why != whyCommit {
+		return false, nil
+	}
+	// What the model read since may have been written by a process that used too
+	// little of the processor to be noticed, or put there by ourselves.
+	seen, err := d.m.db.Entries(ctx, d.ws, d.id, store.Range{After: s.Through, Types: []string{evToolResult}, Limit: 1})
+	if err != nil {
+		return false, fmt.Errorf("read what was seen since: %w", err)
+	}
+	return len(seen) > 0, nil
+}
+
 // newest is the session's newest snapshot, from the store at the first look.
 func (d *driver) newest(ctx context.Context) (*savedAs, error) {
 	d.saves.mu.Lock()
@@ -385,13 +421,16 @@ func (d *driver) observeSaved(ctx context.Context, why string, m *sandbox.Manife
 // gets an honest error, for a session never waits for ever for a disk.
 func (d *driver) durable(ctx context.Context) error {
 	policy := d.saving().OutputCommit
-	if policy == api.CommitOff || d.machine() == nil {
+	if policy == api.CommitOff || d.m.cfg.Sandboxes == nil {
 		return nil
 	}
+	defer d.keepAlive(time.Hour)()
 	var err error
 	for range commitTries {
 		d.joinSave(ctx)
-		err = d.save(ctx, whyCommit, d.through())
+		if err = d.whole(ctx); err == nil {
+			err = d.save(ctx, whyCommit, d.through())
+		}
 		if err == nil && policy == api.CommitStored {
 			err = d.store(ctx)
 		}
@@ -400,9 +439,66 @@ func (d *driver) durable(ctx context.Context) error {
 			return err
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case errors.Is(err, errMachineGone):
+			return err // it is back: the loop looks at what else is open
+		case errors.Is(err, errBehind):
+			return fmt.Errorf("%w: %w", errUnsaved, err)
 		}
 	}
 	return fmt.Errorf("%w: %w", errUnsaved, err)
+}
+
+// errBehind: the model asked for a call before it knew what its machine has lost.
+var errBehind = errors.New("the machine was lost, and what was brought back does not contain all that this call may build upon")
+
+// whole sees to it that all that the model has seen of its machine is there or in
+// a snapshot. A machine that died is brought back first where it may have done
+// something since its newest one: what an irreversible call builds upon must not
+// be found missing after it. errMachineGone: it was brought back, which may have
+// closed other open calls.
+func (d *driver) whole(ctx context.Context) error {
+	var m machineState
+	var tries int
+	d.read(func(st *state) { m, tries = st.machine, st.tries["machine"] })
+	if d.held() == nil && m.Act != "" {
+		needed, err := d.dependsOn(ctx, m)
+		switch {
+		case err != nil:
+			return err
+		case needed && d.saves.brought >= maxLosses:
+			return errors.New("the machine dies each time that it is brought back")
+		case needed:
+			d.saves.brought++
+			if err := d.make(ctx, m, tries); err != nil {
+				return err
+			}
+			return errMachineGone
+		}
+	}
+	d.saves.brought = 0
+	behind := false
+	d.read(func(st *state) {
+		behind = slices.ContainsFunc(st.open(), func(c *call) bool { return c.tool == "" && c.behind })
+	})
+	if behind {
+		return errBehind
+	}
+	return nil
+}
+
+// dependsOn reports whether the model has seen something of a machine that is not
+// there any more which no snapshot holds.
+func (d *driver) dependsOn(ctx context.Context, m machineState) (bool, error) {
+	through := m.Base
+	if n := len(m.Snapshots); n > 0 {
+		newest := m.Snapshots[n-1]
+		if _, err := d.m.cfg.Sandboxes.ReadSnapshot(newest.Snapshot.Snapshot); newest.Failed || err != nil && len(newest.Packed) == 0 {
+			return true, nil // it may not come back
+		}
+		through = newest.Through
+	}
+	p, err := d.since(ctx, through)
+	return len(p.calls) > 0, err
 }
 
 // store packs the newest snapshot.

@@ -19,6 +19,7 @@ type call struct {
 	asks    bool           // it runs only when a person has allowed it
 	allowed bool           // a person has
 	losses  int            // how often its machine was lost while it was the next to end
+	behind  bool           // asked for by a model that did not know what its machine has lost
 	input   json.RawMessage
 	typ     string // event type of the tool use
 	name    string // tool as the event names it

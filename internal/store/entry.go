@@ -329,6 +329,7 @@ type Machine struct {
 	Act        string `json:"act"`
 	Node       NodeID `json:"node"` // where it runs or ran
 	Generation uint64 `json:"generation,omitzero"`
+	Life       string `json:"life,omitempty"`     // sandbox.Life: no other start or restore has it
 	Snapshot   string `json:"snapshot,omitempty"` // that it was restored from or suspended into
 	// Tried are newer snapshots that could not be restored.
 	Tried []TriedSnapshot `json:"tried,omitempty"`
