@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -15,7 +16,19 @@ type liveText struct {
 	open string // id of the message whose fragments are being printed
 	part strings.Builder
 	spin *spinner
+
+	running string          // id of the command whose line is being gathered
+	line    strings.Builder // of its output, not ended yet
+	lines   map[string]int  // that were shown, by command
 }
+
+// What is shown of a command while it runs. Its result has the rest.
+const (
+	maxLiveLines = 40
+	maxLiveLine  = 200 // characters
+	// maxLiveBytes is how much of a line is kept until it ends.
+	maxLiveBytes = 4 << 10
+)
 
 func newLiveText(a *app) *liveText {
 	return &liveText{a: a, tty: isTerminal(a.stderr) && isTerminal(a.stdout)}
@@ -34,6 +47,57 @@ func (l *liveText) delta(id, text string) {
 	text = clean(text)
 	l.part.WriteString(text)
 	fmt.Fprint(l.a.stdout, text)
+}
+
+// output shows what a command prints, line by line. Programs may print anything:
+// what could move the cursor or reorder text is taken out, and of a line that was
+// written over the last version is shown.
+func (l *liveText) output(id, text string) {
+	if l.a.json {
+		return
+	}
+	if l.running != id {
+		l.endLine()
+		l.running = id
+	}
+	for {
+		part, rest, ended := strings.Cut(text, "\n")
+		l.line.WriteString(part[:min(len(part), max(0, maxLiveBytes-l.line.Len()))])
+		if !ended {
+			return
+		}
+		l.endLine()
+		text = rest
+	}
+}
+
+// endLine shows the line of a command's output that was gathered.
+func (l *liveText) endLine() {
+	text := plainLine(l.line.String())
+	l.line.Reset()
+	n := l.lines[l.running]
+	if text == "" || n > maxLiveLines {
+		return
+	}
+	if l.lines == nil {
+		l.lines = map[string]int{}
+	}
+	l.lines[l.running]++
+	if n == maxLiveLines {
+		text = "… more; its result tells the end"
+	}
+	l.endMessage()
+	l.a.say("%s", "  | "+cut(text, maxLiveLine))
+}
+
+// escapes are what terminals take for commands: sequences of control, and of the
+// operating system with their text.
+var escapes = regexp.MustCompile(`\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(\x07|\x1b\\|$)|\x1b[ -/]*[0-~]`)
+
+// plainLine is a line of a terminal as it stands there in the end.
+func plainLine(s string) string {
+	s = strings.TrimRight(escapes.ReplaceAllString(strings.ToValidUTF8(s, ""), ""), "\r")
+	return strings.TrimRight(clean(s[strings.LastIndexByte(s, '\r')+1:]), " \t")
 }
 
 // message prints a whole message, or what its fragments left out.
@@ -67,8 +131,13 @@ func (l *liveText) wait(what string) {
 	l.spin = startSpinner(l.a, what)
 }
 
-// end ends an open line and the spinner.
+// end ends open lines and the spinner.
 func (l *liveText) end() {
+	l.endLine()
+	l.endMessage()
+}
+
+func (l *liveText) endMessage() {
 	l.stop()
 	if l.open != "" {
 		fmt.Fprintln(l.a.stdout)

@@ -24,7 +24,8 @@ func (a *app) runCommand() *cobra.Command {
 		Use:   "run TASK",
 		Short: "Give an agent a task and watch the turn live; answer approvals here",
 		Long: `Give an agent a task and watch the turn live. What the agent says goes to
-standard output, everything else to standard error. TASK may be - for standard
+standard output, everything else to standard error: its calls, and what commands
+in its machine print while they run. TASK may be - for standard
 input. Without --agent an agent is made from --model, --system and --mcp; with
 --session an existing session gets the task as its next message.
 
@@ -179,7 +180,7 @@ func (r *runner) watch(ctx context.Context, session string, o api.StreamOptions)
 	r.session = session
 	r.out = newLiveText(r.a)
 	r.calls = map[string]api.Event{}
-	o.Deltas = []api.EventType{api.TypeAgentMessage}
+	o.Deltas = []api.EventType{api.TypeAgentMessage, api.TypeAgentToolUse}
 	ctx, stop := r.interrupts(ctx)
 	defer stop()
 	defer r.out.end()
@@ -248,7 +249,11 @@ func (r *runner) take(ctx context.Context, e api.Event) (done bool, err error) {
 	}
 	switch b := e.Body.(type) {
 	case *api.EventDelta:
-		r.out.delta(b.EventID, b.Delta.Content.Text)
+		if _, command := r.calls[b.EventID].Body.(*api.AgentToolUse); command {
+			r.out.output(b.EventID, b.Delta.Content.Text)
+		} else {
+			r.out.delta(b.EventID, b.Delta.Content.Text)
+		}
 	case *api.AgentThinking:
 		r.out.note("thinking")
 	case *api.AgentMessage:
@@ -260,6 +265,12 @@ func (r *runner) take(ctx context.Context, e api.Event) (done bool, err error) {
 		r.calls[e.ID] = e
 		r.out.note("-> %s.%s %s", b.MCPServerName, b.Name, cut(oneLine(string(b.Input)), 120))
 		r.out.wait("waiting for " + b.MCPServerName)
+	case *api.AgentToolUse:
+		r.calls[e.ID] = e
+		r.out.note("-> %s %s", b.Name, cut(oneLine(string(b.Input)), 120))
+		r.out.wait("waiting for " + oneLine(b.Name))
+	case *api.AgentToolResult:
+		r.builtinResult(b)
 	case *api.AgentCustomToolUse:
 		r.calls[e.ID] = e
 		r.out.note("-> %s %s (performed by the client)", b.Name, cut(oneLine(string(b.Input)), 120))
@@ -295,6 +306,19 @@ func (r *runner) result(ctx context.Context, b *api.AgentMCPToolResult) {
 	}
 	if e, err := r.effectOf(ctx, b.MCPToolUseID); err == nil && e.ID != "" {
 		words = string(e.Class) + ", " + effectWords(e)
+	}
+	r.out.note("<- %s: %s: %s", name, words, cut(oneLine(blockText(b.Content)), 120))
+}
+
+// builtinResult shows how a call of a built-in tool ended: its machine is undone
+// with a snapshot, so it is no effect.
+func (r *runner) builtinResult(b *api.AgentToolResult) {
+	name, words := "call", "ok"
+	if use, ok := r.calls[b.ToolUseID].Body.(*api.AgentToolUse); ok {
+		name = use.Name
+	}
+	if b.IsError {
+		words = "error"
 	}
 	r.out.note("<- %s: %s: %s", name, words, cut(oneLine(blockText(b.Content)), 120))
 }
@@ -351,6 +375,20 @@ func (r *runner) over(words string, code int) error {
 // ask puts what waits for a person before the person. It returns how many stay open.
 func (r *runner) ask(ctx context.Context, events []string) (open int, err error) {
 	for _, id := range events {
+		use, builtin, err := r.builtinUse(ctx, id)
+		if err != nil {
+			return open, err
+		}
+		if builtin {
+			answered, err := r.confirm(ctx, id, use)
+			if err != nil {
+				return open, err
+			}
+			if !answered {
+				open++
+			}
+			continue
+		}
 		e, err := r.effectOf(ctx, id)
 		if err != nil {
 			return open, err
@@ -377,21 +415,77 @@ func (r *runner) ask(ctx context.Context, events []string) (open int, err error)
 	return open, nil
 }
 
+// builtinUse finds a call of a built-in tool by its event; false when the event is
+// another one.
+func (r *runner) builtinUse(ctx context.Context, id string) (api.AgentToolUse, bool, error) {
+	e, ok := r.calls[id]
+	if !ok {
+		n := 0
+		for x, err := range r.c.AllEvents(ctx, r.session, api.EventListParams{Types: []api.EventType{api.TypeAgentToolUse}, Order: "desc", Limit: 100}) {
+			if err != nil {
+				return api.AgentToolUse{}, false, err
+			}
+			if n++; x.ID == id || n == 500 { // a call of this turn is among the newest
+				e = x
+				break
+			}
+		}
+	}
+	use, ok := e.Body.(*api.AgentToolUse)
+	if !ok || e.ID != id {
+		return api.AgentToolUse{}, false, nil
+	}
+	return *use, true, nil
+}
+
+// confirm asks about a call of a built-in tool.
+func (r *runner) confirm(ctx context.Context, id string, use api.AgentToolUse) (answered bool, err error) {
+	q := question{what: use.Name, class: "in its own machine", arguments: string(use.Input), fields: [][2]string{
+		{"event", id}, {"tool", use.Name}, {"arguments", indent(use.Input)}},
+		// There is no effect that planaria approve could name.
+		elsewhere: fmt.Sprintf("planaria run --session %s, with a terminal or --yes", r.session)}
+	return r.decide(ctx, q, func(allow bool) error {
+		result := "deny"
+		if allow {
+			result = "allow"
+		}
+		_, err := r.c.SendEvents(ctx, r.session, &api.UserToolConfirmation{ToolUseID: id, Result: result})
+		return err
+	})
+}
+
 // approve asks about one call. What is decided on is drawn from the canonical
 // arguments that the server will send; what the agent says stands apart.
 func (r *runner) approve(ctx context.Context, e api.Effect) (answered bool, err error) {
+	q := question{what: target(e), class: string(e.Class), arguments: string(e.Arguments), fields: effectFields(e),
+		elsewhere: fmt.Sprintf("planaria approve allow %s, or planaria approve deny %s", e.ID, e.ID)}
+	return r.decide(ctx, q, func(allow bool) error {
+		_, err := r.c.AnswerApproval(ctx, e.ID, allow, "")
+		return err
+	})
+}
+
+// question is a call that a person decides on.
+type question struct {
+	what, class, arguments string
+	fields                 [][2]string // all of it
+	elsewhere              string      // how to answer without a terminal
+}
+
+// decide puts a question to the person, and the answer to the server.
+func (r *runner) decide(ctx context.Context, q question, answer func(allow bool) error) (answered bool, err error) {
 	if r.yes {
-		_, err := r.c.AnswerApproval(ctx, e.ID, true, "")
-		r.a.say("allowed %s %s", target(e), oneLine(string(e.Arguments)))
+		err := answer(true)
+		r.a.say("allowed %s %s", oneLine(q.what), oneLine(q.arguments))
 		return err == nil, err
 	}
-	r.a.say("\nthe agent asks to call %s (%s):", oneLine(target(e)), e.Class)
-	r.a.say("  %s", cut(oneLine(string(e.Arguments)), 300))
+	r.a.say("\nthe agent asks to call %s (%s):", oneLine(q.what), q.class)
+	r.a.say("  %s", cut(oneLine(q.arguments), 300))
 	if r.said != "" {
 		r.a.say("the agent says: %q", cut(oneLine(r.said), 200))
 	}
 	if !isTerminal(r.a.stdin) {
-		r.a.say("no terminal to ask on: planaria approve allow %s, or planaria approve deny %s", e.ID, e.ID)
+		r.a.say("no terminal to ask on: %s", q.elsewhere)
 		return false, nil
 	}
 	for {
@@ -403,13 +497,13 @@ func (r *runner) approve(ctx context.Context, e api.Effect) (answered bool, err 
 		}
 		switch strings.ToLower(strings.TrimSpace(line)) {
 		case "y", "yes":
-			_, err := r.c.AnswerApproval(ctx, e.ID, true, "")
+			err := answer(true)
 			return err == nil, err
 		case "n", "no":
-			_, err := r.c.AnswerApproval(ctx, e.ID, false, "")
+			err := answer(false)
 			return err == nil, err
 		case "d", "details":
-			for _, f := range effectFields(e) {
+			for _, f := range q.fields {
 				if f[1] != "" {
 					r.a.say("  %-10s %s", f[0], clean(f[1]))
 				}
