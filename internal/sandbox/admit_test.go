@@ -165,6 +165,7 @@ func TestStats(t *testing.T) {
 // TestCPUFeatures: what is hidden is hidden from programs too, and a masked
 // image asks no more of a machine than it shows.
 func TestCPUFeatures(t *testing.T) {
+	t.Parallel()
 	if _, err := sandbox.Open(t.Context(), sandbox.Config{Dir: t.TempDir(), CPUFeatures: []string{"a,b"}}); err == nil {
 		t.Error("a wrong name was taken")
 	}

@@ -112,6 +112,7 @@ func (p *puts) PutReader(ctx context.Context, ws string, r io.Reader) (string, i
 // TestBinaryIsStored: a start does not wait for the upload of the binary, a
 // snapshot does, and none exists without it.
 func TestBinaryIsStored(t *testing.T) {
+	t.Parallel()
 	p := &puts{allow: make(chan struct{})}
 	e := open(t, func(c *sandbox.Config) {
 		p.Folder = c.Blobs.(*blob.Folder)

@@ -57,7 +57,7 @@ func (s *Sandbox) call(ctx context.Context, req wire.Call, progress func(string)
 		return nil, errors.New("id is missing")
 	}
 	heard := make(chan struct{}, 1)
-	defer s.listen(ctx, heard)()
+	defer s.listen(ctx, heard, s.end)()
 	for {
 		r, err := s.ask(ctx, req, progress, heard)
 		// A stream that was reset says nothing about the call: ask again.
@@ -107,13 +107,16 @@ var (
 	answer  = 12 * time.Second // for that
 )
 
-// patience is how often the agent may fail to answer in a row. Then the sandbox
-// is ended: its snapshot helps, waiting does not.
+// patience is how often the agent may fail to answer in a row. Then a sandbox with
+// a call is ended: its snapshot helps, waiting does not. What the host itself asks
+// for only fails: nothing that may not be saved yet is ended for it.
 const patience = 12
+
+var errSilent = errors.New("its agent does not answer")
 
 // listen watches over the agent while somebody waits for it. A process inside can
 // stop it (SIGSTOP) or keep it busy; nobody inside can be relied on to wake it.
-func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}) (stop func()) {
+func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}, giveUp func()) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -131,8 +134,8 @@ func (s *Sandbox) listen(ctx context.Context, heard <-chan struct{}) (stop func(
 					continue
 				}
 				if missed++; missed == patience {
-					s.r.log.Error("agent is silent; its sandbox was ended", "session", s.ID())
-					s.end()
+					s.r.log.Error("agent is silent and is given up", "session", s.ID())
+					giveUp()
 					return
 				}
 				s.wake(ctx)
@@ -184,8 +187,16 @@ func (s *Sandbox) why(ctx context.Context, err error) error {
 
 // admin asks the agent for something that may be asked twice.
 func (s *Sandbox) admin(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
-	defer s.listen(ctx, nil)()
+	ctx, stop := s.watched(ctx)
+	defer stop()
 	return s.adminUnwatched(ctx, req)
+}
+
+// watched makes a context that ends also when the agent is silent for good.
+func (s *Sandbox) watched(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	unwatch := s.listen(ctx, nil, func() { cancel(errSilent) })
+	return ctx, func() { cancel(nil); unwatch() }
 }
 
 func (s *Sandbox) adminUnwatched(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
@@ -290,7 +301,8 @@ type File = wire.File
 // PutFile writes a file inside, whole or not at all. Mode 0 keeps that of the
 // file it replaces, else 0644.
 func (s *Sandbox) PutFile(ctx context.Context, path string, mode fs.FileMode, content io.Reader) error {
-	defer s.listen(ctx, nil)()
+	ctx, stop := s.watched(ctx)
+	defer stop()
 	_, err := s.adminOnce(ctx, wire.Admin{Op: wire.OpPut, Path: path, Mode: uint32(mode.Perm())}, content)
 	if err != nil {
 		return fmt.Errorf("put file %s: %w", path, err)
@@ -301,7 +313,7 @@ func (s *Sandbox) PutFile(ctx context.Context, path string, mode fs.FileMode, co
 // GetFile opens a regular file inside and tells its size. A read that ends
 // before that many bytes is io.ErrUnexpectedEOF. fs.ErrNotExist.
 func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int64, error) {
-	unwatch := s.listen(ctx, nil) // until the file is closed
+	ctx, unwatch := s.watched(ctx) // until the file is closed
 	st, err := s.open(ctx, wire.KindAdmin)
 	if err != nil {
 		unwatch()
@@ -315,7 +327,9 @@ func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int6
 		err = wire.ReadMessage(st, wire.MaxMessage, &reply)
 	}
 	if err == nil {
-		err = replyError(&reply)
+		if err = replyError(&reply); err == nil && reply.Size < 0 {
+			err = link.ErrProtocol
+		}
 	} else {
 		err = s.why(ctx, err)
 	}

@@ -162,6 +162,7 @@ func take(t *testing.T, dir string) *env {
 // TestServerKilled: the server is killed while a command runs. The sandbox lives
 // on, the next owner gets the result, and it ran once.
 func TestServerKilled(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd, lines := startChild(t, "call", dir)
 	until(t, lines, "progress:")
@@ -207,6 +208,7 @@ func TestServerKilled(t *testing.T) {
 // TestServerKilledInSnapshot: killed between the image and its manifest. The
 // image is swept, the older snapshot and the sandbox are as they were.
 func TestServerKilledInSnapshot(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd, lines := startChild(t, "snapshot", dir)
 	good := until(t, lines, "good: ")

@@ -21,6 +21,7 @@ import (
 // TestClosedMakesNothing: once Close has returned the folder may be another
 // process's; nothing that was asked for before or after makes anything in it.
 func TestClosedMakesNothing(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("lives")
 	m := e.snapshot(s)
@@ -72,6 +73,7 @@ func TestClosedMakesNothing(t *testing.T) {
 // TestOldPool: a sandbox that was created before the machine's programs changed
 // is not taken: its snapshots would name a root that is not there any more.
 func TestOldPool(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	if err := e.r.Warm(t.Context(), sandbox.Spec{}, 1); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 // TestCollectBinaries: a runtime stays while this program, a sandbox, an image
 // or a snapshot somewhere needs it, and goes with the last of them.
 func TestCollectBinaries(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("collect")
 	m := e.snapshot(s)

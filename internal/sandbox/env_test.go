@@ -3,6 +3,7 @@ package sandbox_test
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -25,6 +26,11 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(childVariable); role != "" {
 		child(role)
 		return
+	}
+	// Tests of sandboxes wait more than they compute.
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("4")
 	}
 	code := m.Run()
 	if buildDir != "" {

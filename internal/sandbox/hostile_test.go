@@ -130,6 +130,7 @@ func TestStoppedAgent(t *testing.T) {
 // TestFloods: each ends with a clear error or does no harm; the agent answers
 // after each, and what the machine gives stays bounded.
 func TestFloods(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	const memory, disk = 300 << 20, 128 << 20
 	s := e.start("floods", func(s *sandbox.Spec) {
@@ -227,6 +228,7 @@ func TestNothingLeaks(t *testing.T) {
 // had no way out before (trial H 115). What merely stands in the way does not
 // make a snapshot useless.
 func TestFailsClosed(t *testing.T) {
+	t.Parallel()
 	var out atomic.Int64
 	e := open(t, func(c *sandbox.Config) {
 		c.Egress = func(_ context.Context, s *sandbox.Sandbox, conn io.ReadWriteCloser) {

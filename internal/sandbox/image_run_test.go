@@ -57,6 +57,7 @@ func hostLayer(t testing.TB, programs ...string) []file {
 // variables and user; what it writes is its own; a snapshot of it is restored
 // where the image lies, and where it must be fetched again.
 func TestImageRun(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	base := hostLayer(t, "bash", "cat", "id")
 	img := image(t, runtime.GOARCH, []string{"GREETING=hello", "PATH=/image/bin:/bin", "http_proxy=http://192.0.2.1"},

@@ -110,6 +110,7 @@ X`)
 
 // TestLimits: who hits a limit is told, and the sandbox lives on.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("limits", func(s *sandbox.Spec) {
 		s.Limits = sandbox.Limits{MemoryBytes: 300 << 20, DiskBytes: 64 << 20, Processes: 64, CPUs: 1, CallTime: 5 * time.Second}
@@ -138,6 +139,7 @@ func TestLimits(t *testing.T) {
 
 // TestDensity: twenty at once, each its own.
 func TestDensity(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	const n = 20
 	before := available(t)

@@ -35,6 +35,8 @@ func identify(*os.File) (fileIdentity, error) { return fileIdentity{}, unsupport
 
 func cloneFile(to, from *os.File) bool { return false }
 
+func unlockFolder(*os.File) error { return nil }
+
 func lockFolder(string) (*os.File, error) { return nil, unsupported() }
 
 func (r *Runtime) create(context.Context, Spec, string) (*Sandbox, error) { return nil, unsupported() }

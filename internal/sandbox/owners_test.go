@@ -19,6 +19,7 @@ import (
 // same folder is refused and says who has it; once the first is gone it finds
 // the sandbox as it was (trial W1).
 func TestStoppedOwner(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd, lines := startChild(t, "hold", dir)
 	until(t, lines, "done:")
@@ -47,6 +48,7 @@ func TestStoppedOwner(t *testing.T) {
 // TestPartsKilled: the file server of a sandbox dies, or its first process. In
 // both cases nothing hangs, the rest is cleaned up, and the snapshot helps.
 func TestPartsKilled(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("parts")
 	e.sh(s, "echo kept > f")
@@ -119,6 +121,7 @@ func TestLeftovers(t *testing.T) {
 // TestDiskFull: at each durable step an act fails with a clear error, leaves
 // nothing half-made, and works once there is room.
 func TestDiskFull(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a small disk")
 	}

@@ -93,6 +93,7 @@ func check(e *env, s *sandbox.Sandbox, tree string, least int, secret string) {
 
 // TestRestoreIsExact: trials R1 and R3.
 func TestRestoreIsExact(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("exact")
 	fill(e, s)
@@ -139,6 +140,7 @@ func TestRestoreIsExact(t *testing.T) {
 // TestRunningCall: a command that runs during a snapshot ends once in each life,
 // with its result under its id.
 func TestRunningCall(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("running")
 	ctx := t.Context()
@@ -176,6 +178,7 @@ func TestRunningCall(t *testing.T) {
 // TestSandboxKilled: what waits is told, and the newest snapshot comes back
 // (trial R2).
 func TestSandboxKilled(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("killed")
 	e.sh(s, "echo kept > /workspace/f")
@@ -215,6 +218,7 @@ func TestSandboxKilled(t *testing.T) {
 // TestClientKilled: gVisor's own command is killed in the middle of a
 // checkpoint. The sandbox lives, and the next snapshot works.
 func TestClientKilled(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("client")
 	e.sh(s, "head -c 100000000 /dev/urandom > /dev/shm/big; echo here > f")
@@ -236,6 +240,7 @@ func TestClientKilled(t *testing.T) {
 // TestDamaged: no byte of an image may be wrong, and no other memory passes for
 // it.
 func TestDamaged(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("damaged")
 	m := e.snapshot(s)
@@ -313,6 +318,7 @@ func (g gcm) Open(name string, sealed []byte) ([]byte, error) {
 // TestPack: a further snapshot stores what changed; both come back from the blob
 // store, byte for byte, and only with the key.
 func TestPack(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	key := newSealer(t)
 	s := e.start("pack")
@@ -369,18 +375,36 @@ func TestPack(t *testing.T) {
 	}
 }
 
+// olderBinary makes a program that differs from the newer one in the version of
+// gVisor: its name stands in it once unless it was given at link time, and then
+// another has to be linked.
+func olderBinary(t *testing.T, newer string) string {
+	t.Helper()
+	b, err := os.ReadFile(newer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := []byte("VERSION_MISSING"); bytes.Count(b, version) == 1 {
+		older := filepath.Join(t.TempDir(), "older")
+		if err := os.WriteFile(older, bytes.Replace(b, version, []byte("VERSION_OLDER_1"), 1), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return older
+	}
+	older, err := build("older", "older")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return older
+}
+
 // TestOlderBinary: an upgrade orphans no snapshot. A sandbox of the older binary
 // lives on under the newer server, and its snapshot is restored by a copy of the
 // older one from the blob store; by the newer it cannot be.
 func TestOlderBinary(t *testing.T) {
+	t.Parallel()
 	newer := binary(t)
-	older := os.Getenv("PLANARIA_TEST_OLDER")
-	if older == "" {
-		var err error
-		if older, err = build("older", "older"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	older := olderBinary(t, newer)
 	e := open(t, func(c *sandbox.Config) { c.Binary = older })
 	s := e.start("old")
 	e.sh(s, "v=kept; echo file > /workspace/f")
@@ -427,6 +451,7 @@ func TestOlderBinary(t *testing.T) {
 // TestPool: a start and a restore take what was created ahead; what nobody took
 // goes with the runtime.
 func TestPool(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	first := e.start("first")
 	m := e.snapshot(first)

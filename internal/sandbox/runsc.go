@@ -60,7 +60,11 @@ func (s *Sandbox) runsc(ctx context.Context, args ...string) error {
 	cmd := s.command(ctx, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	return s.explain(args[0], cmd.Run(), out.String())
+	err := cmd.Run()
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("runsc %s: %w: %w", args[0], err, context.Cause(ctx)) // which killed it
+	}
+	return s.explain(args[0], err, out.String())
 }
 
 // explain adds the first line of what gVisor said; the rest is stack traces.
@@ -382,6 +386,16 @@ func (s *Sandbox) end() {
 	if s.alive() {
 		_ = syscall.Kill(s.snapshotState().PID, syscall.SIGKILL)
 	}
+}
+
+// unlockFolder lets others have the folder at once: a process that is being
+// started has a copy of the descriptor until it becomes another program.
+func unlockFolder(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
 }
 
 // lockFolder makes this process the only one in the folder.

@@ -298,7 +298,7 @@ func (r *Runtime) Close() error {
 		s.detach(errClosed)
 	}
 	r.wait.Wait()
-	if err := r.lock.Close(); err != nil && first == nil {
+	if err := unlockFolder(r.lock); err != nil && first == nil {
 		first = err
 	}
 	return first

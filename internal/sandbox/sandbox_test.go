@@ -16,6 +16,7 @@ import (
 )
 
 func TestTools(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("tools")
 	for _, tt := range []struct {
@@ -77,6 +78,7 @@ func TestTools(t *testing.T) {
 
 // TestFiles moves files in and out, as resources and outputs do.
 func TestFiles(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("files")
 	ctx := t.Context()
@@ -115,6 +117,7 @@ func (errReader) Read([]byte) (int, error) { return 0, errors.New("broken") }
 
 // TestCall: progress, cancel, acknowledgement, one run per id.
 func TestCall(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("call")
 	ctx := t.Context()
@@ -166,6 +169,7 @@ func TestCall(t *testing.T) {
 // TestEgressSurvivesSnapshot: a transfer in both directions goes on over
 // snapshots of the original; in the copy it ends.
 func TestEgressSurvivesSnapshot(t *testing.T) {
+	t.Parallel()
 	const total = 24 << 20
 	var conns atomic.Int64
 	release := make(chan struct{})

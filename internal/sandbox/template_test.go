@@ -17,6 +17,7 @@ import (
 // identity of their own; it is no snapshot of a session any more; dropped, it is
 // gone with its image, and what began with it lives on.
 func TestTemplate(t *testing.T) {
+	t.Parallel()
 	e := open(t)
 	s := e.start("maker", func(s *sandbox.Spec) { s.Env = []string{"MADE=once"} })
 	e.sh(s, "mkdir -p /opt/tools && echo tool >/opt/tools/t")

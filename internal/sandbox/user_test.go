@@ -19,6 +19,7 @@ const nobody = 65534
 // snapshot, restore, and a second server that finds the sandbox again from
 // another user namespace.
 func TestOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("all other tests run as an ordinary user already")
 	}
