@@ -119,6 +119,9 @@ func (d *driver) calls(ctx context.Context) error {
 		return err
 	}
 	if len(inside) > 0 {
+		if d.m.cfg.Sandboxes == nil {
+			return d.noMachine(ctx, errNoSandboxes, machineTries, inside)
+		}
 		if ok, err := d.ready(ctx, inside); err != nil || !ok {
 			return err
 		}

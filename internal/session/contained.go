@@ -161,6 +161,9 @@ const maxLosses = 2
 // lostTooOften answers a call that was under way each time its machine died.
 const lostTooOften = "The machine died each time while this call ran, %d times. It was not run again: what it did is undone. Try another way, or with less memory."
 
+// errNoSandboxes: the session came to a node that can run no machine of its own.
+var errNoSandboxes = errors.New("this server runs no sandboxes")
+
 // errMachineGone: the machine died while a call ran. The loop brings it back.
 var errMachineGone = errors.New("the session's machine is gone")
 

@@ -39,6 +39,7 @@ type driver struct {
 	released bool
 	// conflicts counts looks at the inbox in a row that met a conflict.
 	conflicts int
+	waiting   int // messages that the newest look at the inbox left there
 
 	mu      sync.Mutex
 	st      *state
@@ -49,7 +50,8 @@ type driver struct {
 	// the same with its way out.
 	box   *sandbox.Sandbox
 	hands *machine
-	// leaving: somebody asked for the session, its machine does not linger.
+	// leaving: somebody asked for the session or for its place, its machine does
+	// not linger.
 	leaving bool
 
 	saves saves // snapshots of box
@@ -70,6 +72,7 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 	if m.cfg.Sandboxes != nil {
 		m.holders.add(d)
 		defer m.holders.remove(d)
+		defer m.lingering.left(d)
 	}
 	err := d.unpanicked(func() error { return d.live(ctx, s) })
 	d.endSaves()
@@ -411,6 +414,8 @@ func (d *driver) decide(ctx context.Context) (act func(context.Context) error, e
 			return d.exhausted(ctx, newSessionError("unknown_error",
 				"The session's driver failed repeatedly at the same place. Send a new message or resume to try again.", "exhausted"))
 		}, nil
+	case len(st.open()) > 0 && st.status == store.StatusIdle && st.stop.Type == stopExhausted && !d.consumed && d.waiting == 0:
+		return d.leave, nil // it was given up, and nobody said to go on
 	case len(st.open()) > 0:
 		return d.calls, nil
 	case st.want && (st.rounds >= d.m.patience.Rounds || st.cuts > d.m.patience.Cuts):
@@ -418,6 +423,8 @@ func (d *driver) decide(ctx context.Context) (act func(context.Context) error, e
 			return d.exhausted(ctx, newSessionError("tool_use_limit_reached_error",
 				fmt.Sprintf("The turn reached its limit of %d model requests, or its answers were cut off %d times in a row.", d.m.patience.Rounds, d.m.patience.Cuts), "exhausted"))
 		}, nil
+	case st.want && st.overBudget() && st.status == store.StatusIdle:
+		return d.leave, nil // that is said already
 	case st.want && st.overBudget():
 		return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopBudget}, nil) }, nil
 	case st.want:

@@ -166,9 +166,6 @@ func (d *driver) takeMessages(ctx context.Context, rows []store.Inbox) error {
 		ready = len(st.open()) == 0 && !st.paused && (!st.want || st.status == store.StatusIdle) &&
 			st.status != store.StatusTerminated
 	})
-	if !ready {
-		return nil
-	}
 	a := store.Append{}
 	for _, r := range rows {
 		if r.Kind == store.InboxEvent && (r.Type == inMessage || r.Type == inSystem) {
@@ -176,7 +173,8 @@ func (d *driver) takeMessages(ctx context.Context, rows []store.Inbox) error {
 			a.Consume = append(a.Consume, r.ID)
 		}
 	}
-	if len(a.Entries) == 0 {
+	d.waiting = len(a.Entries)
+	if !ready || d.waiting == 0 {
 		return nil
 	}
 	if err := d.m.fault("before_take"); err != nil {
@@ -186,7 +184,7 @@ func (d *driver) takeMessages(ctx context.Context, rows []store.Inbox) error {
 	if _, err := d.append(ctx, a); err != nil {
 		return err
 	}
-	d.consumed = true
+	d.consumed, d.waiting = true, 0
 	return d.m.fault("after_take")
 }
 

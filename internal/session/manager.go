@@ -32,12 +32,13 @@ type Manager struct {
 	now      func() time.Time
 	patience Patience
 
-	draining chan struct{} // closed when Run's context ended
-	hub      hub
-	holders  holders
-	keep     keeping // of snapshots
-	paused   paused
-	builds   builds // of environments' packages
+	draining  chan struct{} // closed when Run's context ended
+	hub       hub
+	holders   holders
+	lingering lingering
+	keep      keeping // of snapshots
+	paused    paused
+	builds    builds // of environments' packages
 }
 
 // New makes a manager.
@@ -95,6 +96,9 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.log.Warn("cannot claim sessions", "err", err)
 		case len(leases) == claimBatch:
 			continue
+		}
+		if len(slots) == cap(slots) {
+			m.makeRoom(ctx)
 		}
 		m.rest(ctx, freed, err)
 	}

@@ -171,12 +171,15 @@ func (d *driver) reschedule(ctx context.Context, e sessionError, wait store.Wait
 	}
 	wait.V = store.BodyVersion
 	drafts = append(drafts, record(store.KindWait, d.newID("rec_"), "", wait))
-	if d.held() != nil {
+	if d.held() != nil && !d.leaving {
 		// The machine is waited with: what runs in it keeps its way out.
 		if _, err := d.append(ctx, store.Append{Entries: drafts}); err != nil {
 			return err
 		}
-		return d.lingerUntil(ctx, wait.Until)
+		if err := d.lingerUntil(ctx, wait.Until); err != nil || !d.leaving {
+			return err
+		}
+		drafts = nil // its place is needed: the wait is on record, the next owner finds the machine
 	}
 	if _, err := d.append(ctx, store.Append{Entries: drafts, Park: true, Seen: d.seen}); err != nil {
 		return err

@@ -235,6 +235,16 @@ func (n *Node) NextWake(ctx context.Context) (time.Time, error) {
 	return fromMicros(us), nil
 }
 
+// Due counts up to max sessions that want to be claimed now.
+func (n *Node) Due(ctx context.Context, max int) (count int, err error) {
+	err = n.db.peek(ctx).queryRow(`SELECT count(*) FROM (SELECT 1 FROM sessions WHERE owner = '' AND next_at > 0 AND next_at <= ? AND format <= ? LIMIT ?) x`,
+		micros(n.db.Now()), BodyVersion, max).Scan(&count)
+	if err != nil {
+		return 0, fmt.Errorf("count what is due: %w", n.db.mapErr(err))
+	}
+	return count, nil
+}
+
 // Dead reports when the store proved that node's process gone (its advisory
 // lock was free, it left, or on SQLite: the folder lock changed hands), zero when
 // it is not proved. A lease that only ran out proves nothing: the process may be

@@ -63,6 +63,8 @@ type Options struct {
 	Sandboxes bool
 	// Machine is config.planaria of the environment; nil: the defaults.
 	Machine any
+	// MaxRunning is the session manager's; 0: its default.
+	MaxRunning int
 }
 
 // Env is the whole system in one process: store, vault, blobs, effects,
@@ -347,7 +349,7 @@ func (e *Env) start() (err error) {
 		}
 	}
 	l.Sessions = session.New(session.Config{DB: l.DB, Node: l.Node, Gateway: gate, Logger: log, Fault: e.faults.at("session"), Patience: p,
-		Sandboxes: l.machines})
+		Sandboxes: l.machines, MaxRunning: e.opts.MaxRunning})
 	go func() { defer close(l.drained); _ = l.Sessions.Run(runCtx) }()
 
 	if e.listen == "" {
