@@ -44,24 +44,14 @@ func (b *bench) startsAndCalls(ctx context.Context, x *boxes, title string) erro
 	if err != nil {
 		return err
 	}
-	once := func() error {
-		s, err := x.start(ctx, 0)
-		if err == nil {
-			_, err = x.sh(ctx, s, "true")
-		}
+	if _, err := x.starts(ctx, 1, 0); err != nil { // the root file system is made once
 		return err
 	}
-	if err := once(); err != nil { // the root file system is made once
-		return err
-	}
-	cold, err := timed(n, once)
+	cold, err := x.starts(ctx, n, 0)
 	if err != nil {
 		return err
 	}
-	if err := x.r.Warm(ctx, sandbox.Spec{}, n); err != nil {
-		return err
-	}
-	pooled, err := timed(n, once)
+	pooled, err := x.starts(ctx, n, 1)
 	if err != nil {
 		return err
 	}
@@ -72,6 +62,30 @@ func (b *bench) startsAndCalls(ctx context.Context, x *boxes, title string) erro
 	}
 	t.print()
 	return nil
+}
+
+// starts times n sandboxes one after the other, from start to the first answer.
+// The pool holds so many before each.
+func (x *boxes) starts(ctx context.Context, n, pool int) (sample, error) {
+	var out sample
+	for range n {
+		if err := x.r.Warm(ctx, sandbox.Spec{}, pool); err != nil {
+			return nil, err
+		}
+		start := time.Now()
+		s, err := x.start(ctx, 0)
+		if err == nil {
+			_, err = x.sh(ctx, s, "true")
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, time.Since(start))
+		if err := s.Kill(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 func (b *bench) smallCalls(ctx context.Context, x *boxes, row func(string, sample, string, sample, time.Duration)) error {

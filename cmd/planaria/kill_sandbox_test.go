@@ -64,7 +64,7 @@ func (s *site) machineObjects(linger int) {
 		return out.ID
 	}
 	s.environment = make1("/v1/environments", testenv.M{"name": "machines", "config": testenv.M{"type": "cloud",
-		"networking": testenv.M{"type": "unrestricted"}, "planaria": testenv.M{"linger_seconds": linger}}})
+		"networking": testenv.M{"type": "limited", "allowed_hosts": []string{"localhost"}}, "planaria": testenv.M{"linger_seconds": linger}}})
 	s.agent = make1("/v1/agents", testenv.M{"name": "machinist", "model": "scripted-1", "system": "You are under test.",
 		"tools": []testenv.M{{"type": "agent_toolset_20260401", "default_config": testenv.M{"permission_policy": testenv.M{"type": "always_allow"}}}}})
 }
@@ -343,12 +343,18 @@ type outsideCounter struct {
 	come  chan string    // each call's name, as it arrives
 }
 
+// newOutsideCounter listens where a sandbox with limited networking may reach this
+// machine: by name, on the port of HTTP or HTTPS.
 func newOutsideCounter(t *testing.T) *outsideCounter {
-	c := &outsideCounter{calls: map[string]int{}, come: make(chan string, 16)}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:80")
 	if err != nil {
-		t.Fatal(err)
+		l, err = net.Listen("tcp", "127.0.0.1:443")
 	}
+	if err != nil {
+		t.Skipf("neither port 80 nor 443 of 127.0.0.1 is free for us: %v", err)
+	}
+	c := &outsideCounter{calls: map[string]int{}, come: make(chan string, 16)}
 	c.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.TrimPrefix(r.URL.Path, "/")
 		c.mu.Lock()
@@ -392,7 +398,7 @@ func (c *outsideCounter) arrive(t *testing.T, s *site, name string) {
 func TestKillWhileCommandRuns(t *testing.T) {
 	s := newBoxSite(t)
 	outside := newOutsideCounter(t)
-	host := outside.Listener.Addr().String()
+	host := fmt.Sprintf("localhost:%d", addrPort(outside.Listener).Port())
 	command := func(name string) llm.Step {
 		c := fmt.Sprintf(`echo begin %[1]s >> runs.log; exec 9<>/dev/tcp/127.0.0.1/3128; printf 'GET http://%[2]s/%[1]s HTTP/1.1\r\nHost: %[2]s\r\nConnection: close\r\n\r\n' >&9; `+
 			`tail -n 1 <&9; exec 9>&-; sleep 2; echo end %[1]s >> runs.log; echo finished # %[1]s`, name, host)

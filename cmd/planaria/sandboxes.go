@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"syscall"
 	"time"
 
 	"github.com/planaria/planaria/internal/keeper"
@@ -33,10 +32,11 @@ func (p *process) openSandboxes(ctx context.Context, dial keeper.DialFunc) error
 		},
 	})
 	switch {
-	case errors.Is(err, syscall.EAGAIN) && p.cfg.Sandboxes.Enabled == sandboxesAuto:
-		p.log.Warn("runs no sandboxes: another process has the folder; give each its own with sandboxes.dir", "dir", p.cfg.sandboxDir())
+	case errors.Is(err, sandbox.ErrLocked) && p.cfg.Sandboxes.Enabled == sandboxesAuto:
+		p.machines = nil
+		p.log.Warn("runs no sandboxes: another process has the folder; give each its own with sandboxes.dir", "dir", p.cfg.sandboxDir(), "err", err)
 		return nil
-	case errors.Is(err, syscall.EAGAIN):
+	case errors.Is(err, sandbox.ErrLocked):
 		return hinted(err, "give each process of this machine a folder of its own with sandboxes.dir")
 	case err != nil:
 		return hinted(err, "'planaria doctor' says what is wrong; --sandboxes off starts without")
