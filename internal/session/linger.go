@@ -3,6 +3,9 @@ package session
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/planaria/planaria/internal/store"
@@ -113,26 +116,110 @@ func (d *driver) settleWithout(ctx context.Context, again time.Time) error {
 }
 
 // lingerUntil waits with the machine. It returns when something came that the
-// loop looks at.
+// loop looks at, and gives way when its place is needed (d.leaving).
 func (d *driver) lingerUntil(ctx context.Context, until time.Time) error {
 	b := d.held()
 	if b == nil {
 		return nil
 	}
 	defer d.keepAlive(until.Sub(d.m.now()) + time.Minute)()
+	give := d.m.lingering.enter(d)
+	defer d.m.lingering.exit(d)
 	t := time.NewTimer(until.Sub(d.m.now()))
 	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-d.lease.Inbox():
-	case <-b.s.Done():
-	case <-d.m.draining:
-	case <-d.lease.Lost():
-		return store.ErrFenced
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	for {
+		// A signal is no row: one may have been heard while work was under way,
+		// another may tell of rows that the loop has looked at.
+		rows, seen, err := d.m.db.InboxSeen(ctx, d.ws, d.id)
+		if err != nil || len(rows) > 0 && seen > d.seen {
+			return err
+		}
+		select {
+		case <-d.lease.Inbox():
+			continue
+		case <-t.C:
+		case <-b.s.Done():
+		case <-d.m.draining:
+		case <-give:
+			d.leaving = true
+		case <-d.lease.Lost():
+			return store.ErrFenced
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		return nil
 	}
-	return nil
+}
+
+// lingering are the drivers that do nothing but wait with their machines. Each
+// takes one of the places that Config.MaxRunning gives out, and leaves it to a
+// session that has work.
+type lingering struct {
+	mu    sync.Mutex
+	list  []lingerer            // longest first
+	asked map[*driver]time.Time // drivers that were asked for their place, and when
+}
+
+type lingerer struct {
+	d    *driver
+	give chan struct{} // closed when it is to give way
+}
+
+// maxGiving is how many machines are suspended at once to make room: each is an
+// image that is written and read again.
+const maxGiving = 16
+
+// givingTime is how long a driver that was asked for its place is waited for
+// before another one is: what came to it meanwhile may be a turn of hours.
+const givingTime = 10 * time.Second
+
+func (l *lingering) enter(d *driver) <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	give := make(chan struct{})
+	l.list = append(l.list, lingerer{d, give})
+	return give
+}
+
+func (l *lingering) exit(d *driver) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = slices.DeleteFunc(l.list, func(x lingerer) bool { return x.d == d })
+}
+
+// left: the driver's place is free.
+func (l *lingering) left(d *driver) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.asked, d)
+}
+
+// giveWay asks those that wait longest for n places, less those that were asked
+// for already.
+func (l *lingering) giveWay(n int, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.asked, func(_ *driver, at time.Time) bool { return now.Sub(at) > givingTime })
+	n = min(n, maxGiving) - len(l.asked)
+	for ; n > 0 && len(l.list) > 0; n-- {
+		x := l.list[0]
+		l.list = l.list[1:]
+		if l.asked == nil {
+			l.asked = map[*driver]time.Time{}
+		}
+		l.asked[x.d] = now
+		close(x.give)
+	}
+}
+
+// makeRoom asks lingering sessions to give way to those that have work while no
+// place is free.
+func (m *Manager) makeRoom(ctx context.Context) {
+	n, err := m.cfg.Node.Due(ctx, maxGiving)
+	if err != nil {
+		return // the claim says so
+	}
+	m.lingering.giveWay(n, m.now())
 }
 
 // suspend saves the machine, ends the lease and then the machine.
@@ -186,7 +273,9 @@ func (d *driver) suspend(ctx context.Context, again time.Time) error {
 }
 
 // unsaved is what becomes of a machine that cannot be saved: it is never ended
-// for that (trial G 111). It lives on, and the session is woken to try again.
+// for that (trial G 111). It lives on, and the session is woken to try again. A
+// session that somebody asked for is left all the same: its next owner comes
+// then, and finds the machine.
 func (d *driver) unsaved(ctx context.Context, b *machine, why error) error {
 	var dead *crash
 	if errors.As(why, &dead) || errors.Is(why, store.ErrFenced) || errors.Is(why, context.Canceled) || b.dead() {
@@ -194,8 +283,16 @@ func (d *driver) unsaved(ctx context.Context, b *machine, why error) error {
 	}
 	d.m.log.Error("cannot suspend the machine; it lives on", "session", d.id, "err", why)
 	until := d.m.now().Add(max(d.m.patience.Max, time.Second))
-	if _, err := d.append(ctx, store.Append{Entries: []store.Draft{d.waitUntil(until, "linger")}}); err != nil {
+	a := store.Append{Entries: []store.Draft{d.waitUntil(until, "linger")}}
+	if d.leaving {
+		a.Rest, a.Seen = true, d.seen
+	}
+	if _, err := d.append(ctx, a); err != nil {
 		return err
+	}
+	if d.leaving {
+		d.released = true
+		return nil
 	}
 	b.setShut(false)
 	return d.lingerUntil(ctx, until)
