@@ -222,6 +222,13 @@ func (r ResourceParams) mountPath(at string) (string, error) {
 		if p == n || below(p, []string{n}) {
 			return "", Invalid(field, "%s is not a place for resources", n)
 		}
+		// A file, or a repository, cannot stand where the folder is.
+		if below(n, []string{p}) {
+			return "", Invalid(field, "%s holds %s; choose a place below %s", p, n, UploadsFolder)
+		}
+	}
+	if p == UploadsFolder {
+		return "", Invalid(field, "%s is a folder for files; name a place below it", p)
 	}
 	return p, nil
 }

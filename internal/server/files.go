@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -121,9 +122,12 @@ func (s *server) takePart(c *call, u *upload, part *multipart.Part) error {
 	case "file":
 		return s.takeContent(c, u, part)
 	case "expires_in_seconds":
-		text, err := io.ReadAll(io.LimitReader(formReader{part}, maxField))
+		text, err := io.ReadAll(io.LimitReader(formReader{part}, maxField+1))
 		if err != nil {
 			return err
+		}
+		if len(text) > maxField { // what was cut off could say something else (attack F5)
+			return api.Invalid("expires_in_seconds", "has more than %d bytes; it is a number of seconds", maxField)
 		}
 		if u.Expires, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err != nil {
 			return api.Invalid("expires_in_seconds", "must be a number of seconds")
@@ -361,6 +365,11 @@ func (s *server) fileContent(ctx context.Context, c *call) (any, error) {
 		return nil, err
 	}
 	defer r.Close()
+	// What is damaged from its first byte on is told, not cut off.
+	content := bufio.NewReaderSize(r, downloadBuffer)
+	if _, err := content.Peek(1); err != nil && err != io.EOF {
+		return nil, err
+	}
 	h := c.w.Header()
 	h.Set("Content-Type", f.MIME)
 	h.Set("Content-Length", strconv.FormatInt(f.Size, 10))
@@ -368,7 +377,7 @@ func (s *server) fileContent(ctx context.Context, c *call) (any, error) {
 	// What agents wrote is not to run in anybody's browser.
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
-	if err := s.sendContent(c.w, r); err != nil {
+	if err := s.sendContent(c.w, content); err != nil {
 		s.log.Warn("cannot send a file to its end", "request", c.request, "err", err)
 		panic(http.ErrAbortHandler)
 	}

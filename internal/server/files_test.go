@@ -82,6 +82,7 @@ func TestUpload(t *testing.T) {
 		"short life":  {[]string{"file", "a", "x", "expires_in_seconds", "", "3599"}, "", "", 400, "expires_in_seconds"},
 		"long life":   {[]string{"file", "a", "x", "expires_in_seconds", "", "7776001"}, "", "", 400, "expires_in_seconds"},
 		"no life":     {[]string{"file", "a", "x", "expires_in_seconds", "", "soon"}, "", "", 400, "expires_in_seconds"},
+		"spaced life": {[]string{"file", "a", "x", "expires_in_seconds", "", "3600" + strings.Repeat(" ", 2000) + "0"}, "", "", 400, "expires_in_seconds"},
 		"no file":     {[]string{"other", "a", "x"}, "", "", 400, "file"},
 		"two files":   {[]string{"file", "a", "x", "file", "b", "y"}, "", "", 400, "file"},
 		"long name":   {[]string{"file", strings.Repeat("x", 256), "x"}, "", "", 400, "file"},
@@ -332,6 +333,13 @@ func TestDownload(t *testing.T) {
 	}
 	if a, err := e.try("GET", "/v1/files/"+string(f.ID)+"/content", ""); err == nil {
 		t.Errorf("a damaged file ended well: status %d, %d bytes", a.status, len(a.body))
+	}
+	stored[20] ^= 1
+	if err := os.WriteFile(all[0], stored, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if a := e.do("GET", "/v1/files/"+string(f.ID)+"/content", ""); a.status != 500 || !strings.Contains(string(a.body), "damaged") {
+		t.Errorf("a file damaged at its beginning: %d %.200s", a.status, a.body)
 	}
 }
 
