@@ -196,7 +196,7 @@ func WireEvent(id string, at *time.Time, body []byte) ([]byte, error) {
 	}
 	for _, f := range fields {
 		switch f.name {
-		case "v", "type":
+		case "v", "type", "not_run": // the last is of recovery: nothing came of the call
 		case "id", "processed_at":
 			if id == "" {
 				out = appendMember(out, f.name, f.value)
