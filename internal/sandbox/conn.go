@@ -37,6 +37,7 @@ type hostLink struct {
 	connected chan struct{} // closed while connected; replaced at a cut
 	up        bool
 	refused   error // why the agent does not want us
+	doubted   error // what somebody said who may have been the agent
 	closed    error
 	guests    []net.Conn    // in a handshake, the oldest first
 	over      chan struct{} // closed with closed set
@@ -212,7 +213,7 @@ func (l *hostLink) handshake(c net.Conn) (peer link.State, fresh bool, err error
 	}
 	if !hmac.Equal(hello.Proof, wire.Prove(key, "agent", greeting.Challenge, hello.Fence)) || len(hello.Challenge) != 32 {
 		if greeting.Mode == wire.Restore && len(hello.Proof) == 0 {
-			l.refuse(fmt.Errorf("%w: its memory does not know the snapshot", ErrDamaged))
+			l.doubt(fmt.Errorf("%w: its memory does not know the snapshot", ErrDamaged))
 		}
 		return peer, false, errors.New("not the agent of this sandbox")
 	}
@@ -274,7 +275,7 @@ func (l *hostLink) enter(c net.Conn) (chan struct{}, bool) {
 		l.mode = wire.Greeting{Mode: wire.Attach}
 	}
 	l.conn, l.serving = c, make(chan struct{})
-	l.refused = nil
+	l.refused, l.doubted = nil, nil
 	if !l.up {
 		l.up = true
 		close(l.connected)
@@ -335,6 +336,20 @@ func (l *hostLink) wait(ctx context.Context) error {
 			return fmt.Errorf("wait for the agent: %w", context.Cause(ctx))
 		}
 	}
+}
+
+// doubt records that somebody inside has no proof. It may be any process: only if
+// the agent does not come either, it was the agent.
+func (l *hostLink) doubt(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.doubted = why
+}
+
+func (l *hostLink) doubts() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.doubted
 }
 
 // forgive forgets a refusal of before.
@@ -438,6 +453,9 @@ func (s *Sandbox) await(ctx context.Context) error {
 		again := short.Err() != nil && ctx.Err() == nil
 		cancel()
 		if err == nil || !again {
+			return err
+		}
+		if err := s.link.doubts(); err != nil {
 			return err
 		}
 		s.wake(ctx)

@@ -92,19 +92,39 @@ func TestStrangerAtTheEnd(t *testing.T) {
 		l := newLinked(t, sandbox.Config{})
 		l.s.ExpectRestore("snap", l.key)
 		c, _ := l.dial()
-		first, _ := l.dial()
-		_ = wire.WriteMessage(first, wire.Hello{})
-		ctx, cancel := contextFor(20 * time.Second)
-		defer cancel()
-		if err := l.s.WaitLink(ctx); !errors.Is(err, sandbox.ErrDamaged) {
-			t.Fatalf("without proof: %v", err)
-		}
 		l.s.CloseLink()
 		_ = wire.WriteMessage(c, wire.Hello{})
 		if _, err := io.ReadAll(c); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatal("a stranger is still served")
 		}
 		l.s.Detach()
+	}
+}
+
+// TestStrangersAtRestore: processes inside that answer a restore's greeting
+// without proof do not make the snapshot a damaged one; that the agent itself
+// has none does.
+func TestStrangersAtRestore(t *testing.T) {
+	defer sandbox.SetSilence(300 * time.Millisecond)()
+	for _, comes := range []bool{true, false} {
+		l := newLinked(t, sandbox.Config{Binary: "/nonexistent"})
+		l.s.ExpectRestore("snap", l.key)
+		for range 3 {
+			c, _ := l.dial()
+			_ = wire.WriteMessage(c, wire.Hello{})
+			_, _ = io.ReadAll(c) // to its end: the host has heard it
+		}
+		mux := link.New(link.Guest, func(*link.Stream) {})
+		defer mux.Close()
+		if comes {
+			l.agent(mux, 1)
+		}
+		ctx, cancel := contextFor(20 * time.Second)
+		defer cancel()
+		err := l.s.Await(ctx)
+		if comes && err != nil || !comes && !errors.Is(err, sandbox.ErrDamaged) {
+			t.Errorf("the agent comes: %v: %v", comes, err)
+		}
 	}
 }
 

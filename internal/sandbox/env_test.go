@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	// Tests of sandboxes wait more than they compute.
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("4")
+		_ = f.Value.Set("6")
 	}
 	code := m.Run()
 	if buildDir != "" {

@@ -59,6 +59,9 @@ func (s *Sandbox) ExpectRestore(snapshot string, key []byte) {
 // WaitLink waits for the agent.
 func (s *Sandbox) WaitLink(ctx context.Context) error { return s.link.wait(ctx) }
 
+// Await waits for the agent as a start, a restore or Find does.
+func (s *Sandbox) Await(ctx context.Context) error { return s.await(ctx) }
+
 // CloseLink is what Kill does first, Detach what Close of the Runtime does.
 func (s *Sandbox) CloseLink() { s.link.close(ErrGone) }
 

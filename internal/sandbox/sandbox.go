@@ -138,7 +138,7 @@ type Config struct {
 type Limits struct {
 	MemoryBytes int64         `json:"memory_bytes,omitzero"` // default 2 GiB
 	CPUs        float64       `json:"cpus,omitzero"`         // default: all
-	DiskBytes   int64         `json:"disk_bytes,omitzero"`   // of what it writes; default 10 GiB
+	DiskBytes   int64         `json:"disk_bytes,omitzero"`   // of what it writes, below /usr of the host root counted apart; default 10 GiB
 	Processes   int           `json:"processes,omitzero"`    // default 512
 	CallTime    time.Duration `json:"call_time,omitzero"`    // longest timeout of a call; default 10 min
 }
