@@ -234,6 +234,7 @@ type SessionErrorDetail struct {
 	MCPServerName string      `json:"mcp_server_name,omitzero"`
 	CredentialID  string      `json:"credential_id,omitzero"`
 	VaultID       string      `json:"vault_id,omitzero"`
+	RepositoryURL string      `json:"repository_url,omitzero"`
 }
 
 // SessionError reports an error of the session.

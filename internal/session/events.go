@@ -101,6 +101,7 @@ type sessionError struct {
 		Type string `json:"type"`
 	} `json:"retry_status"`
 	MCPServerName string `json:"mcp_server_name,omitempty"`
+	RepositoryURL string `json:"repository_url,omitempty"`
 }
 
 func newSessionError(typ, message, retry string) sessionError {

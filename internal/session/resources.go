@@ -230,6 +230,12 @@ func (d *driver) mount(ctx context.Context, s *sandbox.Sandbox) error {
 			err = d.putFile(ctx, s, r)
 		case api.ResourceRepository:
 			err = d.clone(ctx, s, r)
+			if bad := (*MountError)(nil); errors.As(err, &bad) {
+				// The session runs without it (reference section 9.8).
+				if err = d.without(ctx, r, bad); err == nil {
+					continue
+				}
+			}
 		default:
 			continue
 		}
@@ -242,6 +248,36 @@ func (d *driver) mount(ctx context.Context, s *sandbox.Sandbox) error {
 		}
 	}
 	return nil
+}
+
+// without tells the user that the session goes on without a repository.
+func (d *driver) without(ctx context.Context, r api.Resource, bad *MountError) error {
+	d.m.log.Warn("the session runs without a repository", "session", d.id, "resource", r.ID, "err", bad)
+	e := newSessionError(repositoryError(bad.Says), bad.Error()+"\nThe session goes on without it. It is tried again when its token "+
+		"or the list of resources changes, and in each new machine.", "retrying")
+	e.RepositoryURL = r.URL
+	_, err := d.append(ctx, store.Append{Entries: []store.Draft{event(d.newID("sevt_"), evError, "", fields{"error": e})}})
+	return err
+}
+
+// repositoryError is the type of session.error for what git says (reference
+// section 9.8).
+func repositoryError(says string) string {
+	says = strings.ToLower(says)
+	for _, x := range []struct{ typ, words string }{
+		{"repository_checkout_error", "remote branch"}, {"repository_checkout_error", "remote ref"},
+		{"repository_checkout_error", "not our ref"}, {"repository_checkout_error", "reference is not a tree"},
+		{"repository_authentication_error", "could not read username"}, {"repository_authentication_error", "authentication failed"},
+		{"repository_authentication_error", "returned error: 401"},
+		{"repository_forbidden_error", "returned error: 403"}, {"repository_forbidden_error", "access denied"},
+		{"repository_not_found_error", "repository not found"}, {"repository_not_found_error", "' not found"},
+		{"repository_not_found_error", "returned error: 404"},
+	} {
+		if strings.Contains(says, x.words) {
+			return x.typ
+		}
+	}
+	return "repository_clone_error"
 }
 
 // mountedIn reads the note. One that is not there, or that the agent spoilt, says

@@ -4,4 +4,6 @@ package session
 var (
 	CloneCommand = cloneCommand
 	MountedNote  = mountedNote
+
+	RepositoryError = repositoryError
 )

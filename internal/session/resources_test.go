@@ -222,6 +222,59 @@ func TestMountFails(t *testing.T) {
 	e.Check()
 }
 
+// TestWithoutRepository: a session whose repository cannot be fetched says so and
+// runs without it (reference section 9.8); nothing of it is wedged.
+func TestWithoutRepository(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	c := clientOf(e)
+	in, place := upload(t, c, "in.txt", "content"), "/workspace/in.txt"
+	e.Model.Add(t, testenv.Marked("without", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("cat /workspace/in.txt; ls /workspace")), calls(shell("echo again")), ending,
+	}}))
+	s, err := c.CreateSession(t.Context(), api.SessionCreate{Agent: api.AgentRef{ID: e.Agent}, EnvironmentID: e.Environment,
+		Resources:     []api.ResourceParams{{Type: "github_repository", URL: "https://nowhere.invalid/a/b"}, {Type: "file", FileID: in.ID, MountPath: &place}},
+		InitialEvents: api.ClientEvents{&api.UserMessage{Content: api.List[api.Block]{api.Text("[without] Begin.")}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Finish(s.ID)
+	if diff := cmp.Diff([]string{"contentin.txt", "again"}, resultsOf(t, e, s.ID)); diff != "" {
+		t.Errorf("results (-want +got):\n%s\n%s", diff, e.Describe(s.ID))
+	}
+	var told []string
+	for ev, err := range c.AllEvents(t.Context(), s.ID, api.EventListParams{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, ok := ev.Body.(*api.SessionError); ok && b.Error.RepositoryURL != "" {
+			told = append(told, b.Error.Type+" "+b.Error.RepositoryURL+" "+b.Error.RetryStatus.Type)
+		}
+	}
+	if diff := cmp.Diff([]string{"repository_clone_error https://nowhere.invalid/a/b retrying"}, told); diff != "" {
+		t.Errorf("told (-want +got):\n%s", diff)
+	}
+	e.Check()
+}
+
+// TestRepositoryError: what git says, as the API's types.
+func TestRepositoryError(t *testing.T) {
+	for says, want := range map[string]string{
+		"fatal: could not read Username for 'https://github.com': terminal prompts disabled":              "authentication",
+		"remote: Invalid username or token.\nfatal: Authentication failed for 'https://github.com/a/b/'":  "authentication",
+		"fatal: unable to access 'https://github.com/a/b/': The requested URL returned error: 403":        "forbidden",
+		"remote: Repository not found.\nfatal: repository 'https://github.com/a/b/' not found":            "not_found",
+		"warning: Could not find remote branch x to clone.\nfatal: Remote branch x not found in upstream": "checkout",
+		"fatal: remote error: upload-pack: not our ref 1111111111111111111111111111111111111111":          "checkout",
+		"fatal: unable to access 'https://github.com/a/b/': The requested URL returned error: 502":        "clone",
+		"/workspace/b exists and is not an empty folder":                                                  "clone",
+	} {
+		if got := session.RepositoryError(says); got != "repository_"+want+"_error" {
+			t.Errorf("%q: %s, want %s", says, got, want)
+		}
+	}
+}
+
 // TestClone: a repository is fetched through the way out, at a branch or a
 // commit; its origin is the real URL; nothing of a failed try stays; a second
 // mount finds it.
