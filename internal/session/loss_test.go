@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -298,4 +299,121 @@ func TestSweeperSpares(t *testing.T) {
 			t.Errorf("after %v its process is %d", x.seen, e.SandboxPID(id))
 		}
 	}
+}
+
+// TestSnapshotPolicies: turn takes one when the turn ends, interval one after the
+// other, also while a call runs, manual none but named ones and the one that the
+// machine is suspended into.
+func TestSnapshotPolicies(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		policy string
+		want   []string
+	}{{"turn", []string{"taken turn", "taken suspend"}}, {"manual", []string{"taken suspend"}}} {
+		e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"snapshot": x.policy, "linger_seconds": 0}})
+		id := e.Begin(x.policy, llm.PlayScript{Steps: []llm.Step{calls(shell("echo a > /tmp/a")), calls(shell("echo b > /tmp/b")), ending}})
+		e.Finish(id)
+		suspended(t, e, id)
+		list := snapshotsOf(t, e, id)
+		got := saidOf(list)
+		if len(got) < len(x.want) || !slices.Equal(got[:len(x.want)], x.want) {
+			t.Errorf("%s: snapshots %v, want %v\n%s", x.policy, got, x.want, e.Describe(id))
+		}
+		if x.policy == "turn" && len(list) > 1 {
+			results := 0
+			last := seqOf(t, e, id, func(en store.Entry) bool {
+				if en.Type == "agent.tool_result" {
+					results++
+				}
+				return results == 2
+			})
+			if list[0].Through < last || list[1].Snapshot.Snapshot != list[0].Snapshot.Snapshot {
+				t.Errorf("the turn's snapshot holds what came up to %d, its last result is at %d; suspended into another: %v", list[0].Through, last,
+					list[1].Snapshot.Snapshot != list[0].Snapshot.Snapshot)
+			}
+		}
+		e.Check()
+	}
+}
+
+// TestSnapshotInterval: under policy interval snapshots are taken while a call
+// runs, too. One that comes back goes on with the call.
+func TestSnapshotInterval(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"snapshot": "interval", "interval_seconds": 86_400, "output_commit": "off"}})
+	id := e.Begin("every", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("echo a > /tmp/a; touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; cat /tmp/n /tmp/a")), ending}})
+	begun(t, e, id, "/tmp/begun")
+	inside := func(file, content string) {
+		t.Helper()
+		if err := e.Sessions().Inside("default", store.SessionID(id)).PutFile(t.Context(), file, 0, strings.NewReader(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inside("/tmp/n", "noted\n")
+	e.Sessions().SaveEvery("default", store.SessionID(id), 100*time.Millisecond)
+	awaitSnapshot(t, e, id, "the snapshot", tookPart(store.SnapshotTaken))
+	if list := snapshotsOf(t, e, id); list[0].Why != "interval" || len(list[0].Running) != 1 {
+		t.Errorf("snapshots %+v", list)
+	}
+	e.KillSandbox(id)
+	await(t, e, id, "the machine", func(en store.Entry) bool {
+		return en.Kind == store.KindMachine && strings.Contains(string(en.Body), `"restored"`)
+	})
+	waitUntil(t, "the machine in its driver's hands", func() bool { return e.Sessions().Inside("default", store.SessionID(id)) != nil })
+	inside("/tmp/go", "")
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 1 || got[0] != "noted\na" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestCompactionCarriesMachine: rebuilding from a compaction knows the machine
+// and its snapshots, those that were taken while the summary was made, too.
+func TestCompactionCarriesMachine(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: unsaved})
+	heavy, light := &llm.ScriptUsage{Input: 850, Output: 20}, &llm.ScriptUsage{Input: 90, Output: 20}
+	e.Model.Add(t, testenv.Marked("compact", llm.PlayScript{
+		Rules: []llm.Step{{When: &llm.When{System: "You compress the history"}, Text: "[compact] made. [script-position: 1]", DelayMS: 1500}},
+		Steps: []llm.Step{{Tools: []llm.ToolCall{shell("cat /proc/sys/kernel/random/uuid > /tmp/f; v=kept; cat /tmp/f")}, Usage: heavy},
+			{Text: "Done.", Usage: light}, {Tools: []llm.ToolCall{shell("cat /tmp/f; echo $v")}, Usage: light}, {Text: "Done.", Usage: light}}}))
+	var agent struct {
+		ID string `json:"id"`
+	}
+	if err := e.API.Do(t.Context(), http.MethodPost, "/v1/agents", testenv.M{"name": "small", "model": "scripted-small",
+		"tools": []testenv.M{{"type": "agent_toolset_20260401"}}}, &agent); err != nil {
+		t.Fatal(err)
+	}
+	id, err := e.Create("compact", agent.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, e, id, "the result", func(en store.Entry) bool { return en.Type == "agent.tool_result" })
+	await(t, e, id, "the summary's request", func(en store.Entry) bool {
+		return en.Kind == store.KindIntent && strings.Contains(string(en.Body), "compaction")
+	})
+	if err := e.Sessions().SaveNow(t.Context(), "default", store.SessionID(id), 0); err != nil {
+		t.Fatal(err)
+	}
+	e.Finish(id)
+	compacted := seqOf(t, e, id, func(en store.Entry) bool { return en.Kind == store.KindCompaction })
+	list := snapshotsOf(t, e, id)
+	if list[0].seq > compacted {
+		t.Fatalf("the snapshot at %d came after the compaction at %d\n%s", list[0].seq, compacted, e.Describe(id))
+	}
+	e.Crash()
+	e.KillSandbox(id)
+	e.Restart()
+	e.Say(id, "[compact] Go on.")
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 2 || got[1] != got[0]+"\nkept" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	ms := machinesOf(t, e, id)
+	if m := ms[len(ms)-1]; m.Snapshot != list[0].Snapshot.Snapshot || len(m.Repeated)+len(m.Missing) != 0 {
+		t.Errorf("machines %+v", ms)
+	}
+	e.Check()
 }
