@@ -120,7 +120,7 @@ func (d *driver) calls(ctx context.Context) error {
 	}
 	if len(inside) > 0 {
 		if d.m.cfg.Sandboxes == nil {
-			return d.noMachine(ctx, errNoSandboxes, machineTries, inside)
+			return d.noSandboxes(ctx, inside)
 		}
 		if ok, err := d.ready(ctx, inside); err != nil || !ok {
 			return err

@@ -161,8 +161,28 @@ const maxLosses = 2
 // lostTooOften answers a call that was under way each time its machine died.
 const lostTooOften = "The machine died each time while this call ran, %d times. It was not run again: what it did is undone. Try another way, or with less memory."
 
-// errNoSandboxes: the session came to a node that can run no machine of its own.
-var errNoSandboxes = errors.New("this server runs no sandboxes")
+// Texts of calls that cannot be run where the session now is.
+const (
+	nowhereToRun = "This server runs no sandboxes now. Nothing was run."
+	outOfReach   = "This server runs no sandboxes now, and the machine is out of reach. Whether this call ran, and how far it came, is unknown: once there is a machine again, look before you go on."
+)
+
+// noSandboxes answers contained calls on a node that can run none, for the
+// session came from another one or the server's configuration was changed.
+func (d *driver) noSandboxes(ctx context.Context, cs []*call) error {
+	a := gateway.Answer{IsError: true, Content: text(nowhereToRun)}
+	d.read(func(st *state) {
+		if liveAct(st.machine.Act) {
+			a.Content = text(outOfReach)
+		}
+	})
+	var drafts []store.Draft
+	for _, c := range cs {
+		drafts = append(drafts, d.unrun(c, a)...)
+	}
+	_, err := d.append(ctx, store.Append{Entries: drafts})
+	return err
+}
 
 // errMachineGone: the machine died while a call ran. The loop brings it back.
 var errMachineGone = errors.New("the session's machine is gone")

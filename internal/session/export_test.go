@@ -1,7 +1,12 @@
 package session
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
@@ -34,6 +39,17 @@ func (s State) Compaction(summary string) json.RawMessage {
 	return encode(compactState{
 		Messages: merge(gateway.Message{Role: "user", Content: []gateway.Block{{Type: "text", Text: summary}}}, lastInput(st.messages)),
 		Tools:    st.tools, Told: st.told, Usage: st.usage, Status: st.status, Running: st.running, Want: st.want, Rounds: st.rounds, Shrunk: st.shrunk + 1})
+}
+
+// Decision names what a driver that holds this state would do next.
+func (s State) Decision(waiting int) string {
+	d := &driver{m: &Manager{patience: Patience{}.withDefaults()}, st: s.st, waiting: waiting}
+	act, err := d.decide(context.Background())
+	if err != nil || act == nil {
+		return fmt.Sprint(err)
+	}
+	name := runtime.FuncForPC(reflect.ValueOf(act).Pointer()).Name()
+	return strings.TrimSuffix(name[strings.LastIndexByte(name, '.')+1:], "-fm")
 }
 
 var (

@@ -88,7 +88,9 @@ type Env struct {
 
 	listen string // host:port, kept over restarts
 	life   *life
-	laws   *Laws
+	// without: lives from the next one on run no sandboxes, though there are some.
+	without bool
+	laws    *Laws
 }
 
 // life is one process.
@@ -342,7 +344,7 @@ func (e *Env) start() (err error) {
 	if p == (session.Patience{}) {
 		p = patience
 	}
-	if e.opts.Sandboxes {
+	if e.opts.Sandboxes && !e.without {
 		if err := e.openSandboxes(all, l, log); err != nil {
 			close(l.drained)
 			return err

@@ -127,6 +127,10 @@ func (e *Env) endSandboxes() {
 	}
 }
 
+// Without makes the lives from the next one on run no sandboxes, or run them
+// again. Those that live go on.
+func (e *Env) Without(yes bool) { e.without = yes }
+
 // Machines runs the sandboxes of this life.
 func (e *Env) Machines() *sandbox.Runtime { return e.life.machines }
 
