@@ -605,15 +605,27 @@ func (p *past) entry(e store.Entry, after store.Seq, byID map[store.EventID]*pas
 	return nil
 }
 
+// shutOff closes the way out of a machine that is brought back: new connections
+// are refused at once, and those that its processes opened while its resources
+// were mounted end.
+func (d *driver) shutOff(b *machine) *machine {
+	b.close()
+	n := b.reopened()
+	n.setPartial(true)
+	n.setShut(true)
+	d.hold(n)
+	return n
+}
+
 // outside tells why a call may not be run again: it reached out, or a process
-// that no call can be named for did before it ended. Only what happened after
-// the state that was brought back counts for the latter.
+// that no call can be named for did after the state that was brought back. That
+// process may have done later what the call left to it, and would again.
 func (p *past) outside(c *pastCall, after store.Seq) string {
 	for _, t := range p.tunnels {
 		if slices.Contains(t.Calls, c.event) {
 			return "it had a connection to " + t.Host
 		}
-		if len(t.Calls) == 0 && t.seq > after && t.seq < c.at {
+		if len(t.Calls) == 0 && t.seq > after {
 			return "a process had a connection to " + t.Host
 		}
 	}
@@ -638,7 +650,9 @@ const maxRepeat = 10 * time.Minute
 // touched the world (design section 5, recovery, step 3). Reading calls are
 // skipped: there is nothing of them to bring back.
 func (d *driver) repeat(ctx context.Context, r *recovery, p past, fatal []store.EventID) error {
-	r.b.setShut(true) // what is run again must not reach out: connections are refused at once
+	if len(p.calls) > 0 {
+		r.b = d.shutOff(r.b) // what is run again must not reach out
+	}
 	end := d.m.now().Add(maxRepeat)
 	for _, c := range p.calls {
 		if reads(c.tool) {
