@@ -429,7 +429,7 @@ func validateServers(path string, servers []MCPServer) error {
 		}
 		names = append(names, s.Name)
 		if name, ok := strings.CutPrefix(s.URL, connectorScheme); ok {
-			if !connectorName.MatchString(name) {
+			if !connectorName().MatchString(name) {
 				return Invalid(p+".url", "%q is not a connector's name; use planaria:<name> with [a-z0-9-]{1,63}", short(name))
 			}
 			continue

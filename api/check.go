@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -77,7 +78,7 @@ const maxURL = 2048
 // connectorScheme names a connector instead of an address: planaria:<name>.
 const connectorScheme = "planaria:"
 
-var connectorName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+var connectorName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9-]{1,63}$`) })
 
 // validateURL wants an absolute http or https URL without credentials or fragment.
 func validateURL(path, s string) error {

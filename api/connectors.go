@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -246,7 +247,7 @@ func resolveContracts(in map[string]ToolContract) ContractTools {
 }
 
 func (c Connector) validate() error {
-	if !connectorName.MatchString(c.Name) {
+	if !connectorName().MatchString(c.Name) {
 		return Invalid("name", "%q must have 1 to 63 of a-z, 0-9 and -", short(c.Name))
 	}
 	if slices.Contains([]string{"stdio", "openapi", "http"}, c.Kind) {
@@ -337,7 +338,7 @@ func within(path string, n, min, max int64) error {
 	return nil
 }
 
-var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
+var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$") })
 
 func (i *Idempotency) validate(path string) error {
 	if i == nil {
@@ -352,7 +353,7 @@ func (i *Idempotency) validate(path string) error {
 	if ways != 1 {
 		return Invalid(path, "must say exactly one of argument, header and natural")
 	}
-	if i.Header != "" && !headerName.MatchString(i.Header) {
+	if i.Header != "" && !headerName().MatchString(i.Header) {
 		return Invalid(path+".header", "%q is not the name of an HTTP header", short(i.Header))
 	}
 	return within(path+".window_seconds", i.WindowSeconds, 1, maxWindowSeconds)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -86,7 +87,9 @@ func (p *MachineParams) UnmarshalJSON(data []byte) error {
 
 // imageName is a reference to an OCI image as registries take it: an optional
 // host, a path of lower-case parts, an optional tag and digest.
-var imageName = regexp.MustCompile(`^([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+var imageName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+})
 
 func validateImage(path, image string) error {
 	folder, layout := strings.CutPrefix(image, "layout:")
@@ -99,7 +102,7 @@ func validateImage(path, image string) error {
 		return nil
 	case layout:
 		return Invalid(path, "layout: needs the absolute path of a folder on the server")
-	case !imageName.MatchString(image):
+	case !imageName().MatchString(image):
 		return Invalid(path, "%q is not an image; use \"host\", a name such as docker.io/library/debian:13, or layout:/folder", short(image))
 	}
 	return nil

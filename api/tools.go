@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // The types of entries in an agent's tools (reference section 11.1).
@@ -432,12 +433,12 @@ func (u URLSource) validate(path string) error {
 	return nil
 }
 
-var customName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+var customName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) })
 
 // validateCustom applies the rules of custom tools (reference section 11.1).
 func validateCustom(path string, p ToolParams) error {
 	switch {
-	case !customName.MatchString(p.Name):
+	case !customName().MatchString(p.Name):
 		return Invalid(path+".name", "%q must have 1 to 128 letters, digits, _ or -", short(p.Name))
 	case slices.Contains(builtinTools, p.Name):
 		return Invalid(path+".name", "%q is the name of a built-in tool; choose another", p.Name)

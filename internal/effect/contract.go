@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	jsonv2 "github.com/go-json-experiment/json"
@@ -107,7 +108,7 @@ func (e *FieldError) Error() string {
 	return e.Field + ": " + e.Problem
 }
 
-var connectorName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+var connectorName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9-]{1,63}$`) })
 
 // ParseConnector reads the body of a connector strictly and fills in the
 // defaults. Errors are *FieldError.
@@ -117,7 +118,7 @@ func ParseConnector(body []byte) (Connector, error) {
 	if err != nil {
 		return c, fieldError(err)
 	}
-	if !connectorName.MatchString(c.Name) {
+	if !connectorName().MatchString(c.Name) {
 		return c, &FieldError{"name", "must be 1 to 63 of a-z, 0-9 and -"}
 	}
 	switch c.Kind {
@@ -258,7 +259,7 @@ var reservedHeaders = []string{"authorization", "cookie", "host", "connection", 
 	"transfer-encoding", "accept", "accept-encoding", "te", "trailer", "upgrade", "user-agent", "expect",
 	"proxy-authorization", "last-event-id", "origin", "referer", "x-api-key"}
 
-var headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
+var headerName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`) })
 
 func (c *Contract) completeIdempotency(bad func(string, string, ...any) error) error {
 	i := c.Idempotency
@@ -286,7 +287,7 @@ func (c *Contract) completeIdempotency(bad func(string, string, ...any) error) e
 	}
 	if i.Header != "" {
 		h := strings.ToLower(i.Header)
-		if !headerName.MatchString(h) || slices.Contains(reservedHeaders, h) || strings.HasPrefix(h, "mcp-") {
+		if !headerName().MatchString(h) || slices.Contains(reservedHeaders, h) || strings.HasPrefix(h, "mcp-") {
 			return bad("idempotency.header", "%q cannot be used", i.Header)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -227,7 +228,7 @@ func (st *Step) validate(at string) error {
 	}
 	for i, t := range st.Tools {
 		switch {
-		case !toolName.MatchString(t.Name):
+		case !toolName().MatchString(t.Name):
 			return fmt.Errorf("%s.tools[%d].name: %q must be 1 to 128 letters, digits, - or _", at, i, t.Name)
 		case t.InputJSON != "" && t.Input != nil:
 			return fmt.Errorf("%s.tools[%d].input_json: give input or input_json, not both", at, i)
@@ -282,7 +283,7 @@ func (f *Fault) validate(at string) error {
 }
 
 var (
-	toolName   = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+	toolName   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`) })
 	positionAt = regexp.MustCompile(`\[script-position: (\d{1,9})\]`)
 	template   = regexp.MustCompile(`\$\{[^{}]*\}`)
 )

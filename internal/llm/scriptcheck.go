@@ -131,7 +131,7 @@ func (r *scriptRequest) checkTools() error {
 			return fmt.Errorf("tools.%d: %v", i, err)
 		}
 		switch {
-		case !toolName.MatchString(t.Name):
+		case !toolName().MatchString(t.Name):
 			return fmt.Errorf("tools.%d.name: takes 1 to 128 letters, digits, underscores and hyphens", i)
 		case r.tools[t.Name]:
 			return fmt.Errorf("tools: two have one name")
