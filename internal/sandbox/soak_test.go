@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-var soakRounds = flag.Int("soak-rounds", 12, "rounds of suspend and restore in TestSoak")
+var soakRounds = flag.Int("soak-rounds", 20, "rounds of suspend and restore in TestSoak")
 
 // left is what a round may leave behind.
 type left struct{ folders, images, state, processes, files, goroutines int }
