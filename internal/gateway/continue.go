@@ -175,7 +175,7 @@ func (g *Gateway) perform(ctx context.Context, s Scope, k *effect.Known, p *peer
 }
 
 func answerOf(id store.EffectID, r keeper.Result) Answer {
-	a := Answer{Effect: id, Outcome: store.OutcomeOK, IsError: r.Answer.IsError, Content: r.Answer.Content}
+	a := Answer{Effect: id, Outcome: store.OutcomeOK, IsError: r.Answer.IsError, Content: r.Answer.Content, Whole: r.Answer.Whole}
 	if r.Verdict == effect.Refused {
 		a.Outcome = store.OutcomeRefused
 	}

@@ -119,6 +119,9 @@ type Answer struct {
 	IsError bool
 	// Content is a JSON array of wire content blocks (text, image, …), never empty.
 	Content json.RawMessage
+	// Whole is Content before it was cut to what a model is shown; nil when it was
+	// not cut, or is not at hand any more.
+	Whole json.RawMessage
 }
 
 // Progress says where an effect stands after Continue or Settle.

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"unicode/utf8"
@@ -22,6 +23,8 @@ type Answer struct {
 	// Content is a JSON array of wire content blocks, never empty.
 	Content json.RawMessage
 	IsError bool
+	// Whole is Content before it was cut to MaxDisplay; nil when it was not cut.
+	Whole json.RawMessage
 }
 
 // Response is the body kept with a completion: what was shown, and what came.
@@ -81,8 +84,22 @@ func readResult(raw json.RawMessage) Answer {
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return Answer{Content: Text("(the answer has a form that we cannot show)"), IsError: false}
 	}
-	d := display{left: MaxDisplay}
-	for _, b := range r.Content {
+	d := show(r.Content, r.Structured, MaxDisplay)
+	var whole json.RawMessage
+	if d.cut {
+		whole = encode(show(r.Content, r.Structured, math.MaxInt).blocks)
+		d.blocks = append(d.blocks, block{Type: "text", Text: fmt.Sprintf("(cut after %d characters; the whole answer is kept with the effect)", MaxDisplay)})
+	}
+	if len(d.blocks) == 0 {
+		d.blocks = []block{{Type: "text", Text: "(no output)"}}
+	}
+	return Answer{Content: encode(d.blocks), IsError: r.IsError, Whole: whole}
+}
+
+// show collects what is shown of a result, at most max characters of text.
+func show(content []json.RawMessage, structured json.RawMessage, max int) *display {
+	d := &display{left: max}
+	for _, b := range content {
 		var m mcpBlock
 		if json.Unmarshal(b, &m) != nil {
 			d.text("(a content block that we cannot read)")
@@ -90,19 +107,13 @@ func readResult(raw json.RawMessage) Answer {
 		}
 		d.add(m)
 	}
-	if len(d.blocks) == 0 && len(r.Structured) > 0 && string(r.Structured) != "null" {
-		d.text(string(r.Structured))
+	if len(d.blocks) == 0 && len(structured) > 0 && string(structured) != "null" {
+		d.text(string(structured))
 	}
-	if d.cut {
-		d.blocks = append(d.blocks, block{Type: "text", Text: fmt.Sprintf("(cut after %d characters; the whole answer is kept with the effect)", MaxDisplay)})
-	}
-	if len(d.blocks) == 0 {
-		d.blocks = []block{{Type: "text", Text: "(no output)"}}
-	}
-	return Answer{Content: encode(d.blocks), IsError: r.IsError}
+	return d
 }
 
-// display collects blocks within MaxDisplay.
+// display collects blocks within a limit of characters.
 type display struct {
 	blocks []block
 	left   int

@@ -455,15 +455,21 @@ func (d *driver) confirmContained(ctx context.Context, r store.Inbox, c *call, e
 }
 
 // fitted shortens an answer from outside that is too long for the context,
-// where a sandbox can hold the whole of it (reference section 11.4).
+// where a sandbox can hold the whole of it (reference section 11.4). Elsewhere
+// it is cut to what a model is shown.
 func (d *driver) fitted(ctx context.Context, c *call, a gateway.Answer) gateway.Answer {
+	whole := a
+	if a.Whole != nil {
+		whole.Content = a.Whole
+	}
+	a.Whole, whole.Whole = nil, nil
 	b := d.held()
-	if b == nil || len(a.Content) <= tool.MaxResult {
+	if b == nil || len(whole.Content) <= tool.MaxResult {
 		return a
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelledCallEnd)
 	defer cancel()
-	out, err := tool.Fit(ctx, b.s, string(c.event), a)
+	out, err := tool.Fit(ctx, b.s, string(c.event), whole)
 	if err != nil {
 		d.m.log.Debug("an answer stays as long as it is", "session", d.id, "err", err)
 		return a

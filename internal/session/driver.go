@@ -432,6 +432,9 @@ func (d *driver) decide(ctx context.Context) (act func(context.Context) error, e
 	case st.status == store.StatusIdle:
 		return d.leave, nil
 	}
+	if refused := st.refused; refused != nil {
+		return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopRefusal}, refused) }, nil
+	}
 	return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopEndTurn}, nil) }, nil
 }
 

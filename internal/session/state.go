@@ -65,12 +65,13 @@ type state struct {
 	told    map[store.EffectID]string
 	notes   []string // wait for the open pair to close
 	tries   map[string]int
-	cuts    int       // outputs in a row that ended at max_tokens
-	rounds  int       // model outputs since the turn's input
-	context int64     // tokens of the newest request and its answer
-	shrunk  int       // compactions in a row without an output between them
-	wake    time.Time // when the session wants to be woken, as its row says
-	rested  time.Time // when it came to rest the last time
+	cuts    int             // outputs in a row that ended at max_tokens
+	refused json.RawMessage // stop_details of the newest output, if it refused and the turn is not over
+	rounds  int             // model outputs since the turn's input
+	context int64           // tokens of the newest request and its answer
+	shrunk  int             // compactions in a row without an output between them
+	wake    time.Time       // when the session wants to be woken, as its row says
+	rested  time.Time       // when it came to rest the last time
 	machine machineState
 }
 
@@ -183,7 +184,7 @@ func (st *state) foldEvent(e store.Entry) error {
 		st.status = store.StatusTerminated
 	case evIdle:
 		st.stopClock(e.At)
-		st.status, st.stop, st.wake, st.rested = store.StatusIdle, b.StopReason, time.Time{}, e.At
+		st.status, st.stop, st.wake, st.rested, st.refused = store.StatusIdle, b.StopReason, time.Time{}, e.At, nil
 		if !st.paused && st.stop.Type != stopAction && st.stop.Type != stopBudget {
 			st.want = false
 		}
@@ -211,7 +212,7 @@ func (st *state) foldEvent(e store.Entry) error {
 		}
 	case inMessage:
 		st.add("user", blocksOf(b.Content))
-		st.want, st.cuts, st.shrunk = true, 0, 0
+		st.want, st.cuts, st.shrunk, st.refused = true, 0, 0, nil
 		clear(st.tries)
 	case inSystem:
 		st.add("system", blocksOf(b.Content))
@@ -286,8 +287,10 @@ func (st *state) foldOutput(e store.Entry) error {
 		st.calls = append(st.calls, &call{event: oc.Event, modelID: oc.ModelID, effect: oc.Effect, waits: oc.Waits,
 			tool: oc.Tool, asks: oc.Asks})
 	}
-	st.want = false
+	st.want, st.refused = false, nil
 	switch b.StopReason {
+	case "refusal":
+		st.cuts, st.refused = 0, refusal(b)
 	case "max_tokens":
 		st.cuts++
 		if len(st.calls) == 0 {
@@ -301,6 +304,14 @@ func (st *state) foldOutput(e store.Entry) error {
 		st.cuts = 0
 	}
 	return nil
+}
+
+// refusal is what the rest after an output tells of why the model refused.
+func refusal(o store.Output) json.RawMessage {
+	if len(o.StopDetails) > 0 {
+		return o.StopDetails
+	}
+	return encode(fields{"type": "refusal", "category": nil, "explanation": nil})
 }
 
 func (st *state) foldSettlement(e store.Entry) error {

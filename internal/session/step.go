@@ -317,12 +317,9 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 	case out.StopReason != "max_tokens" && out.StopReason != "pause_turn":
 		reason.Type = stopEndTurn
 	}
-	details := out.StopDetails
-	if reason.Type == stopRefusal && len(details) == 0 {
-		details = encode(fields{"type": "refusal", "category": nil, "explanation": nil})
-	}
-	if reason.Type != stopRefusal {
-		details = nil
+	var details json.RawMessage
+	if reason.Type == stopRefusal {
+		details = refusal(out)
 	}
 	if reason.Type != "" && d.held() == nil { // with a machine more is to be done before the rest
 		idle := d.idle(reason, details, store.SessionUsage{TokenUsage: out.Usage, CostNanoUSD: out.CostNanoUSD})
@@ -340,9 +337,6 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 	}
 	if _, err := d.append(ctx, store.Append{Entries: drafts}); err != nil {
 		return err
-	}
-	if reason.Type == stopRefusal {
-		return d.rest(ctx, reason, details)
 	}
 	return d.m.fault("after_output")
 }
