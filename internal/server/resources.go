@@ -233,6 +233,7 @@ func (s *server) updateResource(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	change.Replace = true
 	if err := s.sessions.CheckResources(x, change); err != nil {
 		return nil, err
 	}
@@ -244,9 +245,19 @@ func (s *server) updateResource(ctx context.Context, c *call) (any, error) {
 		return nil, missing(err, "session", string(x.ID))
 	}
 	if _, err := s.sessions.Update(ctx, c.caller.ws(), x.ID, session.UpdateParams{Resources: change}); err != nil {
+		if _, _, gone := s.resource(ctx, c, r.ID); isMissing(gone) { // deleted meanwhile: its token goes too
+			if err := s.db.DeleteResourceSecret(context.WithoutCancel(ctx), c.caller.ws(), x.ID, r.ID); err != nil {
+				s.log.Warn("left the token of a deleted resource", "request", c.request, "err", err)
+			}
+		}
 		return nil, missing(err, "session", string(x.ID))
 	}
 	return r, nil
+}
+
+func isMissing(err error) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Type == api.ErrNotFound
 }
 
 // deleteResource removes a resource from the session's list. What is in the

@@ -74,6 +74,8 @@ func (r *ResourceChange) apply(c *store.SessionConfig) (changed bool, err error)
 		all = slices.Delete(all, at, at+1)
 	case at >= 0:
 		all[at] = r.Put
+	case r.Replace:
+		return false, &Problem{Text: fmt.Sprintf("resource %s was deleted meanwhile", r.ID), Err: ErrState}
 	default:
 		all = append(all, r.Put)
 	}

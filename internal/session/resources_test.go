@@ -485,6 +485,8 @@ func TestResourceChange(t *testing.T) {
 		{put("a", "/workspace/a"), false, "ab"},
 		{&session.ResourceChange{ID: "a"}, false, "b"},
 		{&session.ResourceChange{ID: "a"}, false, "b"},
+		{&session.ResourceChange{ID: "a", Put: put("a", "/workspace/a").Put, Replace: true}, true, "b"},
+		{&session.ResourceChange{ID: "b", Put: put("b", "/workspace/b").Put, Replace: true}, false, "b"},
 	} {
 		if err := apply(step.r); (err != nil) != step.fail {
 			t.Errorf("change %+v: %v", step.r, err)

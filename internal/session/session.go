@@ -94,6 +94,8 @@ type UpdateParams struct {
 type ResourceChange struct {
 	ID  string
 	Put json.RawMessage `json:",omitempty"` // wire resource (reference section 7)
+	// Replace refuses to add one: who removed it meanwhile wanted it gone.
+	Replace bool `json:",omitempty"`
 }
 
 // Sent is one event as the send call answers it.
