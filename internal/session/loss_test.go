@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
@@ -79,6 +80,35 @@ func TestRunningCallOfSnapshot(t *testing.T) {
 	e.Check()
 }
 
+// TestHalfDoneCallEnded: the same, but the call came to its end before the machine
+// died. What it did after the snapshot is missing, and the model is told so.
+func TestHalfDoneCallEnded(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: unsaved})
+	gate := e.World.HoldAfter("buy", "ended")
+	id := e.Begin("ended", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; " + outward + "echo end > /tmp/e")),
+		acting("buy", "ended"), calls(shell("true")), calls(shell("ls /tmp/e")), ending}})
+	begun(t, e, id, "/tmp/begun")
+	if err := e.Sessions().SaveNow(t.Context(), "default", store.SessionID(id), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Sessions().Inside("default", store.SessionID(id)).PutFile(t.Context(), "/tmp/go", 0, strings.NewReader("")); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the call of the world", gate.Arrived())
+	e.KillSandbox(id)
+	gate.Release()
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 4 || !strings.Contains(got[3], "No such file") {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	if ms := machinesOf(t, e, id); len(ms) != 2 || len(ms[1].Missing) != 1 || !strings.Contains(ms[1].Note, "192.0.2.7") {
+		t.Errorf("machines %+v", ms)
+	}
+	e.Check()
+}
+
 // begun waits until a file is there inside.
 func begun(t *testing.T, e *testenv.Env, id, file string) {
 	t.Helper()
@@ -144,6 +174,11 @@ func TestInterruptedIsNotRepeated(t *testing.T) {
 	ms := machinesOf(t, e, id)
 	if m := ms[len(ms)-1]; len(m.Missing) != 1 || !strings.Contains(m.Note, "ended while it ran") {
 		t.Errorf("machines %+v", ms)
+	}
+	// That nothing came of a call is recovery's, not the client's.
+	var wire json.RawMessage
+	if err := e.API.Do(t.Context(), http.MethodGet, "/v1/sessions/"+id+"/events", nil, &wire); err != nil || strings.Contains(string(wire), "not_run") {
+		t.Errorf("the events show the mark of a call that did not run: %v", err)
 	}
 	e.Check()
 }

@@ -304,7 +304,8 @@ type recovery struct {
 	saved *savedState // what it was restored from; nil: it is fresh
 	// Calls that came back with it: running ones, and those whose results it keeps.
 	running, kept []store.EventID
-	gap           string // why calls are missing
+	stopped       []store.EventID // of the running ones: half done, see endStray
+	gap           string          // why calls are missing
 }
 
 // knows reports whether a call goes on in it, or has its result there.
@@ -431,6 +432,7 @@ func (d *driver) endStray(ctx context.Context, r *recovery, p past) error {
 		}
 	}
 	d.ack(ctx, r.b, stray...)
+	r.stopped = append(r.stopped, stray...)
 	r.running = slices.DeleteFunc(r.running, func(id store.EventID) bool { return slices.Contains(stray, id) })
 	return nil
 }
@@ -459,8 +461,8 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) {
-			return nil, err // nothing is given up because a registry is away
+		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) || errors.Is(err, sandbox.ErrFull) {
+			return nil, err // nothing is given up because a registry is away, or this node has no room
 		}
 		d.m.log.Error("snapshot cannot be restored", "session", d.id, "snapshot", id, "err", err)
 		r.rec.Tried = append(r.rec.Tried, store.TriedSnapshot{Snapshot: id, Reason: clip(err.Error(), 500)})
@@ -700,7 +702,9 @@ func (d *driver) isInside(ctx context.Context, r *recovery, c *pastCall) (bool, 
 	case slices.Contains(r.kept, c.event):
 		d.ack(ctx, r.b, c.event)
 		return true, nil
-	case r.saved == nil || !slices.Contains(r.saved.Running, c.event) || slices.Contains(r.running, c.event):
+	case r.saved == nil || !slices.Contains(r.saved.Running, c.event):
+		return false, nil
+	case slices.Contains(r.running, c.event), slices.Contains(r.stopped, c.event):
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, cancelledCallEnd)
