@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -330,9 +331,8 @@ func TestPausedMachine(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t, testenv.Options{Sandboxes: true})
 	id := e.Begin("pause", llm.PlayScript{Steps: []llm.Step{
-		calls(shell("v=7; true")), calls(shell("sleep 1000")), calls(shell("echo $v")), ending}})
-	await(t, e, id, "the second output", outputs(2))
-	waitUntil(t, "the command", func() bool { return running(e, id) })
+		calls(shell("v=7; true")), calls(shell("echo begun; sleep 1000")), calls(shell("echo $v")), ending}})
+	waitFor(t, "the command", says(t, e, id, "begun")) // a call that has not begun is made after the pause
 	if _, err := e.Sessions().Pause(t.Context(), "default", store.SessionID(id), "test"); err != nil {
 		t.Fatal(err)
 	}
@@ -350,6 +350,29 @@ func TestPausedMachine(t *testing.T) {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
 	e.Check()
+}
+
+// says is closed when a running command of a session has said something.
+func says(t testing.TB, e *testenv.Env, id, what string) <-chan struct{} {
+	t.Helper()
+	deltas, cancel := e.Sessions().Deltas(store.SessionID(id))
+	said, over := make(chan struct{}), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			select {
+			case d := <-deltas:
+				if d.Type == "agent.tool_use" && strings.Contains(d.Text, what) {
+					close(said)
+					return
+				}
+			case <-over:
+				return
+			}
+		}
+	})
+	t.Cleanup(func() { close(over); watching.Wait(); cancel() })
+	return said
 }
 
 // TestSweptSandbox: a sandbox that no driver will hold again does not stay: its
