@@ -21,7 +21,7 @@ func TestResources(t *testing.T) {
 		"file, strange":  {`{"type":"file","file_id":"../x"}`, "", "/mnt/session/uploads/file"},
 		"relative":       {file("a/b.txt"), "", "/mnt/session/uploads/a/b.txt"},
 		"absolute":       {file("/workspace//data/./x.csv"), "", "/workspace/data/x.csv"},
-		"home":           {file("/root/.netrc"), "", "/root/.netrc"},
+		"home":           {file("/home/agent/.netrc"), "", "/home/agent/.netrc"},
 		"dots":           {file("../x"), "mount_path", ""},
 		"dots inside":    {file("/workspace/../etc/passwd"), "mount_path", ""},
 		"system":         {file("/etc/passwd"), "mount_path", ""},

@@ -414,7 +414,7 @@ func (d *driver) install(ctx context.Context, s *sandbox.Sandbox, m manager, lis
 
 // tidy leaves neither the build's shell nor its files in the template.
 func (d *driver) tidy(ctx context.Context, s *sandbox.Sandbox) error {
-	r, err := buildCall(ctx, s, "tidy", "find /tmp /var/tmp -mindepth 1 -delete; rm -rf /root/.cache /root/.npm", time.Minute)
+	r, err := buildCall(ctx, s, "tidy", "find /tmp /var/tmp -mindepth 1 -delete; rm -rf \"$HOME/.cache\" \"$HOME/.npm\"", time.Minute)
 	if err == nil && r.IsError {
 		d.m.log.Warn("a build's files stay in its template", "session", d.id, "err", newestLines(r.Text, 1))
 	}
