@@ -30,6 +30,11 @@ func (m *Manager) SaveNow(ctx context.Context, ws store.WorkspaceID, id store.Se
 	return d.save(ctx, whyInterval, through)
 }
 
+// FailTest logs that a test found a session's newest snapshot damaged.
+func (m *Manager) FailTest(ctx context.Context, ws store.WorkspaceID, id store.SessionID, snapshot string) error {
+	return m.noteSnapshot(ctx, sessionKey{ws, id}, store.Snapshot{Act: store.SnapshotTested, Snapshot: snapshot, Failed: "for the test"})
+}
+
 // SaveEvery starts the timer of policy interval with another interval.
 func (m *Manager) SaveEvery(ws store.WorkspaceID, id store.SessionID, every time.Duration) {
 	if d := m.holders.of(string(ws), string(id)); d != nil {

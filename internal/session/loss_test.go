@@ -452,3 +452,23 @@ func TestCompactionCarriesMachine(t *testing.T) {
 	}
 	e.Check()
 }
+
+// TestSuspendIntoDamaged: a machine since whose newest snapshot nothing happened
+// is not suspended into that when a test found it damaged (trial G 111).
+func TestSuspendIntoDamaged(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 3}})
+	id := e.Begin("bad", llm.PlayScript{Steps: []llm.Step{calls(shell("echo a > /tmp/a")), ending}})
+	e.Finish(id)
+	first := snapshotsOf(t, e, id)[0].Snapshot.Snapshot
+	if err := e.Sessions().FailTest(t.Context(), "default", store.SessionID(id), first); err != nil {
+		t.Fatal(err)
+	}
+	suspended(t, e, id)
+	for _, m := range machinesOf(t, e, id) {
+		if m.Act == store.MachineSuspended && m.Snapshot == first {
+			t.Errorf("suspended into the damaged snapshot\n%s", e.Describe(id))
+		}
+	}
+	e.Check()
+}
