@@ -102,7 +102,13 @@ func (d *driver) listBuiltin() []store.Draft {
 	if !wanted || known && string(last.Tools) == string(next.Tools) || !known && string(next.Tools) == "[]" {
 		return nil
 	}
-	return []store.Draft{record(store.KindTools, d.newID("rec_"), "", next)}
+	drafts := []store.Draft{record(store.KindTools, d.newID("rec_"), "", next)}
+	if string(next.Tools) == "[]" {
+		// They were offered before: the user hears why they are gone.
+		drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": newSessionError("unknown_error",
+			"This server runs no sandboxes now: the agent's built-in tools are not offered until it does.", "retrying")}))
+	}
+	return drafts
 }
 
 // ruleContained rules a call of a built-in tool. What snapshots roll back can be

@@ -169,6 +169,9 @@ func TestMovedWithoutSandboxes(t *testing.T) {
 	if got := resultsOf(t, e, id); len(got) != 1 || !strings.Contains(got[0], "is unknown") {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
+	if n := count(entriesOf(t, e, id), "session.error"); n != 1 {
+		t.Errorf("the user is told %d times\n%s", n, e.Describe(id))
+	}
 	bodies := e.Model.Bodies()
 	if last := string(bodies[len(bodies)-1]); strings.Contains(last, `"name":"bash","description"`) {
 		t.Error("bash is offered where there is no machine")
