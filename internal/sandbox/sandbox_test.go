@@ -250,6 +250,13 @@ func TestActivity(t *testing.T) {
 	if after, _ = s.Activity(t.Context()); sandbox.Same(before, after) {
 		t.Error("a command does not count")
 	}
+	before = after
+	if err := s.PutFile(t.Context(), "/workspace/put", 0, strings.NewReader("b")); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ = s.Activity(t.Context()); sandbox.Same(before, after) {
+		t.Error("a file put inside does not count")
+	}
 }
 
 // TestProbe: what it finds fits what the tests can do.

@@ -72,6 +72,9 @@ func (a *Agent) admin(req *wire.Admin, body io.Reader, reply *wire.AdminReply) e
 		}
 	case wire.OpPut:
 		a.place(filepath.Dir(at(req.Path)))
+		a.mu.Lock()
+		a.changes++ // a file put inside is worth a snapshot, as a call is
+		a.mu.Unlock()
 		return replaceFile(at(req.Path), body, fs.FileMode(req.Mode).Perm(), anywhere)
 	case wire.OpList:
 		return list(at(req.Path), reply)

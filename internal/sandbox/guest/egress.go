@@ -30,6 +30,7 @@ func (a *Agent) egress() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
+				time.Sleep(100 * time.Millisecond) // no descriptors are free, say
 				break
 			}
 			select {
