@@ -335,6 +335,31 @@ var unreached = map[string]string{
 	"store:refuse":          "damage",
 	"store:delete":          "deletion",
 	"store:tx":              "configuration objects, which are not part of a turn",
+
+	"session:packages_installed": "a build begins anew, as behind template_saved",
+	"session:output_stored":      "a content without a row; store's TestSweepContents removes it",
+}
+
+// elsewhere reads where the tests of session stop: the steps of a machine's life
+// need a sandbox, which the matrix here has none of.
+func elsewhere(t *testing.T) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob("../session/*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("read the tests of session: %v", err)
+	}
+	named := regexp.MustCompile(`"(session:[a-z_]+)"`)
+	points := map[string]bool{}
+	for _, f := range files {
+		src, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllSubmatch(src, -1) {
+			points[string(m[1])] = true
+		}
+	}
+	return points
 }
 
 // TestMatrixIsWhole reads the names of all points from the code and compares
@@ -371,11 +396,12 @@ func TestMatrixIsWhole(t *testing.T) {
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
+	machines := elsewhere(t)
 	covered, _ := json.MarshalIndent(coverage.fired, "", " ")
 	t.Logf("%d crashes at %d of %d named points: %s", coverage.cases, len(coverage.fired), len(want), covered)
 	for _, p := range want {
 		base := strings.TrimSuffix(strings.TrimSuffix(p, ".before"), ".after")
-		if coverage.fired[p] == 0 && unreached[p] == "" && unreached[base] == "" {
+		if coverage.fired[p] == 0 && unreached[p] == "" && unreached[base] == "" && !machines[p] {
 			t.Errorf("the matrix never stopped at %s", p)
 		}
 	}
