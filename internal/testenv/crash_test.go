@@ -337,6 +337,7 @@ var unreached = map[string]string{
 	"store:tx":              "configuration objects, which are not part of a turn",
 
 	"session:packages_installed": "a build begins anew, as behind template_saved",
+	"session:template_saved":     "while packages are built; session's TestPackagesCrash dies there",
 	"session:output_stored":      "a content without a row; store's TestSweepContents removes it",
 }
 
