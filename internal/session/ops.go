@@ -577,7 +577,12 @@ func (m *Manager) update(ctx context.Context, ws store.WorkspaceID, id store.Ses
 			return s, runningProblem(id, "given another agent")
 		}
 		d := store.Delivery{ID: store.NewID("inb_", m.now()), Kind: store.InboxControl, Type: controlUpdate, Body: encode(p)}
-		if _, err := m.db.Deliver(ctx, ws, id, []store.Delivery{d}, func(v store.View) error { return check(v.Session()) }); err != nil {
+		if _, err := m.db.Deliver(ctx, ws, id, []store.Delivery{d}, func(v store.View) error {
+			if err := check(v.Session()); err != nil {
+				return err
+			}
+			return p.Resources.fitsBehind(v)
+		}); err != nil {
 			return s, m.explain(err, id)
 		}
 		m.follow(ctx, ws, id, s.Head, func(e store.Entry) bool { return e.Kind == store.KindConfig })

@@ -98,6 +98,34 @@ func (r *ResourceChange) apply(c *store.SessionConfig) (changed bool, err error)
 	return true, nil
 }
 
+// fitsBehind says whether a change is possible behind those that are accepted
+// already and wait for the session's owner, so that none is accepted and then
+// left out.
+func (r *ResourceChange) fitsBehind(v store.View) error {
+	if r == nil {
+		return nil
+	}
+	rows, err := v.Inbox()
+	if err != nil {
+		return err
+	}
+	c := v.Session().Config
+	for _, row := range rows {
+		if row.Kind != store.InboxControl || row.Type != controlUpdate {
+			continue
+		}
+		var p UpdateParams
+		if err := json.Unmarshal(row.Body, &p); err != nil {
+			return fmt.Errorf("read the update %s: %w", row.ID, err)
+		}
+		if _, err := p.Resources.apply(&c); err != nil {
+			return err
+		}
+	}
+	_, err = r.apply(&c)
+	return err
+}
+
 // CheckResources says whether a change is possible in a session as it is.
 func (m *Manager) CheckResources(s store.Session, r *ResourceChange) error {
 	if s.Status == store.StatusTerminated {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -524,5 +525,49 @@ func TestUpdateThroughInbox(t *testing.T) {
 		if diff := cmp.Diff(p, got); diff != "" {
 			t.Errorf("update changed on its way (-sent +taken):\n%s", diff)
 		}
+	}
+}
+
+// TestAdditionsAtOnePlace: of two files for one place in a session that is at
+// work the second is refused. Accepting both would leave one out in silence.
+func TestAdditionsAtOnePlace(t *testing.T) {
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	world := testenv.NewMCPWorld(t, testenv.MCPTool{Name: "look", Class: "read"})
+	world.Script("look", testenv.MCPFault{Before: true, Kind: "hang", Arrived: arrived, Release: release})
+	e := newEnv(t, world, map[string]string{"look": read}, calls(use("look", "1")), done)
+	e.pat.Echo = time.Millisecond // the owner is not waited for
+	e.restart()
+	id := e.begin()
+	<-arrived
+	add := func(resource, path string) error {
+		raw, err := api.Encode(api.Resource{Type: "file", ID: resource, FileID: "f_" + resource, MountPath: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = e.manager.Update(t.Context(), ws, id, session.UpdateParams{Resources: &session.ResourceChange{ID: resource, Put: raw}})
+		return err
+	}
+	if err := add("first", "/workspace/in"); err != nil {
+		t.Error(err)
+	}
+	if err := add("second", "/workspace/in"); !errors.Is(err, session.ErrInput) {
+		t.Errorf("another file at the same place: %v", err)
+	}
+	if err := add("third", "/workspace/other"); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	e.rests(id, 1)
+	e.asleep(id)
+	var got []string
+	var all []api.Resource
+	if err := json.Unmarshal(e.session(id).Config.Resources, &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all {
+		got = append(got, r.ID)
+	}
+	if diff := cmp.Diff([]string{"first", "third"}, got); diff != "" {
+		t.Errorf("resources (-want +got):\n%s", diff)
 	}
 }
