@@ -83,7 +83,19 @@ func (r *Runtime) usedBinaries() (map[string]bool, error) {
 		}
 		keep[st.Binary] = true
 	}
-	images, err := r.Snapshots()
+	images, err := r.manifests()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range images {
+		keep[m.Runtime] = true
+	}
+	return keep, nil
+}
+
+// manifests are those of all images in this folder, of templates too.
+func (r *Runtime) manifests() (all []*Manifest, err error) {
+	ids, err := r.Snapshots()
 	if err != nil {
 		return nil, err
 	}
@@ -92,14 +104,14 @@ func (r *Runtime) usedBinaries() (map[string]bool, error) {
 		return nil, err
 	}
 	for id := range templates {
-		images = append(images, id)
+		ids = append(ids, id)
 	}
-	for _, id := range images {
+	for _, id := range ids {
 		if m, err := r.ReadSnapshot(id); err == nil {
-			keep[m.Runtime] = true
+			all = append(all, m)
 		}
 	}
-	return keep, nil
+	return all, nil
 }
 
 // collectStored removes binaries from the blob store. r.bin.mu is held.

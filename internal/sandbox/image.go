@@ -370,21 +370,12 @@ func (r *Runtime) rootsInUse() (map[string]bool, error) {
 		used[s.snapshotState().Root.Digest] = true
 	}
 	r.mu.Unlock()
-	ids, err := r.Snapshots()
+	images, err := r.manifests()
 	if err != nil {
 		return nil, err
 	}
-	templates, err := r.ofTemplates()
-	if err != nil {
-		return nil, err
-	}
-	for id := range templates {
-		ids = append(ids, id)
-	}
-	for _, id := range ids {
-		if m, err := r.ReadSnapshot(id); err == nil {
-			used[m.Root.Digest] = true
-		}
+	for _, m := range images {
+		used[m.Root.Digest] = true
 	}
 	return used, nil
 }
