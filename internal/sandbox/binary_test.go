@@ -30,8 +30,11 @@ func TestOpenIsCheap(t *testing.T) {
 	for range 5 {
 		began := time.Now()
 		r, err := sandbox.Open(t.Context(), cfg)
-		if err != nil {
+		if errors.Is(err, sandbox.ErrUnsupported) {
 			t.Skipf("no sandboxes here: %v", err)
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		best = min(best, time.Since(began))
 		if err := r.Close(); err != nil {

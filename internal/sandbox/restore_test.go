@@ -375,36 +375,16 @@ func TestPack(t *testing.T) {
 	}
 }
 
-// olderBinary makes a program that differs from the newer one in the version of
-// gVisor: its name stands in it once unless it was given at link time, and then
-// another has to be linked.
-func olderBinary(t *testing.T, newer string) string {
-	t.Helper()
-	b, err := os.ReadFile(newer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if version := []byte("VERSION_MISSING"); bytes.Count(b, version) == 1 {
-		older := filepath.Join(t.TempDir(), "older")
-		if err := os.WriteFile(older, bytes.Replace(b, version, []byte("VERSION_OLDER_1"), 1), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return older
-	}
-	older, err := build("older", "older")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return older
-}
-
 // TestOlderBinary: an upgrade orphans no snapshot. A sandbox of the older binary
 // lives on under the newer server, and its snapshot is restored by a copy of the
 // older one from the blob store; by the newer it cannot be.
 func TestOlderBinary(t *testing.T) {
 	t.Parallel()
 	newer := binary(t)
-	older := olderBinary(t, newer)
+	older, err := build("older", "older")
+	if err != nil {
+		t.Fatal(err)
+	}
 	e := open(t, func(c *sandbox.Config) { c.Binary = older })
 	s := e.start("old")
 	e.sh(s, "v=kept; echo file > /workspace/f")
