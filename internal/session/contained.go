@@ -397,39 +397,46 @@ const interruptedCall = "The user interrupted this call. How far it came is unkn
 // abandonContained closes an open contained call for an interrupt. One that
 // runs is cancelled and says so itself.
 func (d *driver) abandonContained(ctx context.Context, c *call) error {
-	never := gateway.Answer{IsError: true, Content: text(interruptedResult)}
+	never := d.unrun(c, gateway.Answer{IsError: true, Content: text(interruptedResult)})
+	// Of this one something may have come: recovery must not take it for unrun.
+	unknown := d.result(c)(gateway.Answer{IsError: true, Content: text(interruptedCall)})
+	end := func(drafts []store.Draft) error {
+		_, err := d.append(ctx, store.Append{Entries: drafts})
+		return err
+	}
 	b := d.held()
 	if b == nil {
 		var began bool
 		d.read(func(st *state) { began = st.machine.Act != "" })
 		if began && !c.waitsForPerson() {
-			never.Content = text(interruptedCall)
+			return end(unknown)
 		}
-		_, err := d.append(ctx, store.Append{Entries: d.unrun(c, never)})
-		return err
+		return end(never)
 	}
 	ask, cancel := context.WithTimeout(ctx, cancelledCallEnd)
 	running, kept, err := b.s.Calls(ask)
 	cancel()
 	switch known := append(running, kept...); {
 	case err != nil:
-		never.Content = text(interruptedCall)
+		return end(unknown)
 	case slices.Contains(known, string(c.event)):
 		soft, cancel := context.WithCancelCause(ctx)
 		cancel(errInterrupted)
 		a, err := d.inside(soft, b, c)
 		if err == nil {
-			_, err = d.append(ctx, store.Append{Entries: d.result(c)(a)})
+			// Only what is durable may be forgotten inside.
+			if err := end(d.result(c)(a)); err != nil {
+				return err
+			}
 			d.ack(ctx, b, c.event)
-			return err
+			return nil
 		}
 		if dead := (*crash)(nil); errors.As(err, &dead) {
 			return err
 		}
-		never.Content = text(interruptedCall)
+		return end(unknown)
 	}
-	_, err = d.append(ctx, store.Append{Entries: d.unrun(c, never)})
-	return err
+	return end(never)
 }
 
 // confirmContained takes a person's answer to a contained call that asks. An
