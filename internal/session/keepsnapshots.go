@@ -232,8 +232,11 @@ func (m *Manager) keepSession(ctx context.Context, key sessionKey) error {
 		m.keep.look(key.ws, key.id, lookAgain) // another's, or it brings its machine back
 		return nil
 	}
-	keep := savingOf(s.Config.Environment).KeepSnapshots
-	if err := m.dropSnapshots(ctx, key, expired(rows, keep, forks)); err != nil {
+	env, err := parseEnvironment(s.Config.Environment)
+	if err != nil {
+		return err
+	}
+	if err := m.dropSnapshots(ctx, key, expired(rows, env.saving().KeepSnapshots, forks)); err != nil {
 		return m.later(key, err)
 	}
 	return m.later(key, m.keepNewest(ctx, key, rows, s.Owner == ""))

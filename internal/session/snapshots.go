@@ -74,20 +74,13 @@ func (d *driver) machine() *sandbox.Sandbox {
 
 // saving is what the session's environment says of snapshots.
 func (d *driver) saving() (m api.Machine) {
-	var raw json.RawMessage
-	d.read(func(st *state) { raw = st.config.Environment })
-	return savingOf(raw)
+	d.read(func(st *state) { m = st.env.saving() })
+	return m
 }
 
-// savingOf fills in the defaults.
-func savingOf(environment json.RawMessage) api.Machine {
-	var config struct {
-		Planaria api.Machine `json:"planaria"`
-	}
-	if len(environment) > 0 {
-		_ = json.Unmarshal(environment, &config) // checked when it was created
-	}
-	m := config.Planaria
+// saving is the environment's machine with the defaults of snapshots filled in.
+func (e environment) saving() api.Machine {
+	m := e.machine
 	m.Snapshot = cmp.Or(m.Snapshot, api.SnapshotStep)
 	m.IntervalSeconds = cmp.Or(m.IntervalSeconds, 300)
 	m.OutputCommit = cmp.Or(m.OutputCommit, api.CommitLocal)
