@@ -206,17 +206,7 @@ func boxScript(tag string) llm.PlayScript {
 // silently, and a process in the background never begins again.
 func TestKillSandboxes(t *testing.T) {
 	s := newBoxSite(t)
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed %d (repeat with -kill.seed)", seed)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
-	rnd := rand.New(rand.NewPCG(seed, 2))
+	rnd := chance(t, 2)
 	p := s.start(s.addr)
 	s.up(p)
 	s.machineObjects(1)
@@ -251,16 +241,7 @@ func TestKillSandboxes(t *testing.T) {
 	}
 	elapsed := time.Since(began)
 	s.up(p)
-	h.rise()
-	h.last.Store(true)
-	lanes.Wait()
-	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	<-p.gone
-	if p.err != nil {
-		t.Errorf("the last process ended with %v", p.err)
-	}
+	h.finish(p, &lanes)
 	s.judgeMachines(h, sandboxes, servers, elapsed)
 }
 

@@ -222,17 +222,7 @@ func TestKillSQLite(t *testing.T) { killTest(t, "", *kills) }
 func TestKillPostgres(t *testing.T) { killTest(t, testenv.Postgres(t), min(*kills, 20)) }
 
 func killTest(t *testing.T, storeURL string, kills int) {
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed %d (repeat with -kill.seed)", seed)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
-	rnd := rand.New(rand.NewPCG(seed, 1))
+	rnd := chance(t, 1)
 	s := newSite(t, storeURL)
 	s.world.SetDelay(3 * time.Millisecond)
 	p := s.start(s.addr)
@@ -270,16 +260,7 @@ func killTest(t *testing.T, storeURL string, kills int) {
 	}
 	elapsed := time.Since(began)
 	s.up(p)
-	h.rise()
-	h.last.Store(true)
-	lanes.Wait()
-	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	<-p.gone
-	if p.err != nil {
-		t.Errorf("the last process ended with %v", p.err)
-	}
+	h.finish(p, &lanes)
 	list := s.check()
 	if len(list) != len(h.sessions) {
 		t.Errorf("%d sessions are in the store, %d were made", len(list), len(h.sessions))
@@ -302,6 +283,37 @@ func killTest(t *testing.T, storeURL string, kills int) {
 	}
 	t.Logf("%d kills in %.1f s (%d while starting), %d sessions, %d claims, %d acts outside, %d of them repeated, model: %+v",
 		kills, elapsed.Seconds(), early, len(list), fences, len(s.world.Ledger()), twice, s.model.Stats())
+}
+
+// chance is what a test decides by; its seed is said, and said again when the
+// test fails.
+func chance(t *testing.T, stream uint64) *rand.Rand {
+	seed := *killSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d (repeat with -kill.seed)", seed)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("seed %d", seed)
+		}
+	})
+	return rand.New(rand.NewPCG(seed, stream))
+}
+
+// finish lets every session come to its end, then the last process leave.
+func (h *herd) finish(p *victim, lanes *sync.WaitGroup) {
+	t := h.site.t
+	h.rise()
+	h.last.Store(true)
+	lanes.Wait()
+	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	<-p.gone
+	if p.err != nil {
+		t.Errorf("the last process ended with %v", p.err)
+	}
 }
 
 // wait waits for a time, or until one of the channels is closed; it reports
