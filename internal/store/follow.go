@@ -147,7 +147,8 @@ var errFollowerClosed = errors.New("follower is closed")
 
 // Next blocks until there is something: entries in seq order without a gap,
 // and client events as they are queued (never after their entry). A deleted
-// session is ErrNotFound.
+// session is ErrNotFound; when ctx is done, the error is its cause and nothing
+// is lost for a later Next.
 func (f *Follower) Next(ctx context.Context) ([]FollowItem, error) {
 	for {
 		select {
@@ -160,6 +161,10 @@ func (f *Follower) Next(ctx context.Context) ([]FollowItem, error) {
 		items, err := f.gather(ctx)
 		if err != nil {
 			wake(f.signal) // a later Next tries again
+			if ctx.Err() != nil {
+				// What a driver says of it depends on where it was cut.
+				return nil, context.Cause(ctx)
+			}
 			return nil, err
 		}
 		if len(items) > 0 {

@@ -87,11 +87,38 @@ func TestFollow(t *testing.T) {
 				}
 			}
 		}
-		ctx, cancel := context.WithCancelCause(t.Context())
+	})
+}
+
+// A Next whose caller left says why the caller left, also when there is
+// something to read, and takes nothing away from the next one.
+func TestFollowerLeft(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		id, _ := e.started()
+		f, err := e.db.Follow(t.Context(), ws, id, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
 		why := errors.New("client gone")
+		gone, cancel := context.WithCancelCause(t.Context())
 		cancel(why)
-		if _, err := f.Next(ctx); !errors.Is(err, why) {
-			t.Errorf("next after the client left = %v", err)
+		// Both the signal and the end of ctx are there; which one is seen is chance.
+		for range 64 {
+			if items, err := f.Next(gone); !errors.Is(err, why) || len(items) > 0 {
+				t.Fatalf("next after the client left = %d items, %v", len(items), err)
+			}
+		}
+		for seq := store.Seq(0); seq < 3; {
+			items, err := f.Next(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, it := range items {
+				if seq++; it.Entry.Seq != seq {
+					t.Fatalf("seq %d, want %d", it.Entry.Seq, seq)
+				}
+			}
 		}
 	})
 }
