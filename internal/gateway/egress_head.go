@@ -189,8 +189,8 @@ func (h *head) judge() error {
 		return bad("CONNECT has a body")
 	}
 	h.expect = h.expect && h.minor == 1
-	if h.upgrade != "websocket" || !h.hop["upgrade"] || h.minor == 0 {
-		h.upgrade = "" // an offer that nobody need take
+	if h.upgrade != "websocket" || !h.hop["upgrade"] || h.minor == 0 || h.hasBody() {
+		h.upgrade = "" // an offer that nobody need take; a body and a tunnel would be read at once
 	}
 	return nil
 }

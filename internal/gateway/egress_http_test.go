@@ -376,6 +376,29 @@ func TestEgressWebsocket(t *testing.T) {
 	}
 }
 
+// A request with a body changes to no other protocol: body and tunnel would be
+// read from one stream by two at once, which a host that answers early could make
+// a process bring the whole server down with (attack F7).
+func TestEgressUpgradeWithBody(t *testing.T) {
+	for _, body := range []string{"Transfer-Encoding: chunked\r\n\r\n", "Content-Length: 1000\r\n\r\n"} {
+		o := newOutside(t)
+		offered := make(chan string, 1)
+		o.listen("a.test:80", func(c *net.TCPConn) {
+			r, _ := http.ReadRequest(bufio.NewReader(c))
+			offered <- r.Header.Get("Upgrade")
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+		})
+		p := o.inside(anywhere).dial()
+		p.say("POST http://a.test/ws HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + body)
+		if got := <-offered; got != "" {
+			t.Errorf("%q: the host was offered %q", body, got)
+		}
+		if resp, _ := p.answer("POST"); resp.StatusCode != http.StatusBadGateway {
+			t.Errorf("%q: %s", body, resp.Status)
+		}
+	}
+}
+
 // An answer that comes before the request was all sent is passed on, and ends
 // the connection.
 func TestEgressEarlyAnswer(t *testing.T) {
