@@ -17,11 +17,12 @@ package link
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"sort"
+	"slices"
 	"sync"
 )
 
@@ -103,6 +104,7 @@ type Mux struct {
 	streams map[uint64]*Stream
 	next    uint64 // id of the next stream opened here
 	seen    uint64 // highest id of the peer
+	turn    uint64 // id of the stream that sent last
 	epoch   uint64 // counts connections; a writer of an older one ends
 	err     error  // closed for good
 }
@@ -123,7 +125,7 @@ func (m *Mux) State() State {
 	for id, st := range m.streams {
 		s.Streams = append(s.Streams, StreamState{id, st.received, st.finReceived})
 	}
-	sort.Slice(s.Streams, func(i, j int) bool { return s.Streams[i].ID < s.Streams[j].ID })
+	slices.SortFunc(s.Streams, func(a, b StreamState) int { return cmp.Compare(a.ID, b.ID) })
 	return s
 }
 
@@ -271,8 +273,9 @@ func (m *Mux) write(conn io.Writer, epoch uint64) error {
 	}
 }
 
-// collect gathers frames, a chunk of each stream in turn, in the order of ids
-// so that streams open in order. m.mu is held.
+// collect gathers frames: what opens streams, in the order of ids, and then a
+// chunk of each stream in turn. It goes on behind the one that was served last:
+// streams that always have something to send hold up no other. m.mu is held.
 func (m *Mux) collect(buf []byte) []byte {
 	var ids []uint64
 	for id, s := range m.streams {
@@ -280,9 +283,15 @@ func (m *Mux) collect(buf []byte) []byte {
 			ids = append(ids, id)
 		}
 	}
-	sort.Slice(ids, func(i, j int) bool { return ids[i] < ids[j] })
+	slices.Sort(ids)
 	for _, id := range ids {
+		buf = m.streams[id].collectOpen(buf)
+	}
+	next, _ := slices.BinarySearch(ids, m.turn+1)
+	for i := range ids {
+		id := ids[(next+i)%len(ids)]
 		s := m.streams[id]
+		m.turn = id
 		buf = s.collect(buf)
 		if s.resetPending {
 			s.resetPending = false

@@ -198,3 +198,66 @@ func TestFloodOfStreams(t *testing.T) {
 		t.Errorf("%d streams", n)
 	}
 }
+
+// TestFairTurns: streams that always have something to send leave room for one
+// that was opened after them, also where the connection is what is slow: a call
+// must come through beside any number of downloads.
+func TestFairTurns(t *testing.T) {
+	const busy = 40
+	accepted := make(chan *link.Stream, 1)
+	host := link.New(link.Host, func(*link.Stream) {})
+	guest := link.New(link.Guest, func(s *link.Stream) {
+		if s.Kind() == "call" {
+			accepted <- s
+			return
+		}
+		_, _ = io.Copy(io.Discard, s)
+	})
+	defer host.Close()
+	defer guest.Close()
+	a, b := net.Pipe()
+	go func() { _ = host.Serve(a, link.State{}) }()
+	go func() { _ = guest.Serve(&slowReader{Conn: b}, link.State{}) }()
+	for range busy {
+		s, err := host.Open("download")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			for body := make([]byte, 64<<10); ; {
+				if _, err := s.Write(body); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	<-time.After(200 * time.Millisecond) // all of them have full windows
+	s, err := host.Open("call")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = s.Write([]byte("hello")); s.CloseWrite() }()
+	select {
+	case s := <-accepted:
+		got := make(chan string, 1)
+		go func() { b, _ := io.ReadAll(s); got <- string(b) }()
+		select {
+		case g := <-got:
+			if g != "hello" {
+				t.Errorf("got %q", g)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("the call's bytes do not come through")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the call does not come through")
+	}
+}
+
+// slowReader is an end that takes 32 KiB a millisecond.
+type slowReader struct{ net.Conn }
+
+func (c *slowReader) Read(p []byte) (int, error) {
+	<-time.After(time.Millisecond)
+	return c.Conn.Read(p[:min(len(p), 32<<10)])
+}

@@ -150,14 +150,20 @@ func (s *Stream) pending() bool {
 	return s.openPending || s.ackPending || s.resetPending || s.sent < s.acked+uint64(len(s.out)) || s.finPending
 }
 
-// collect appends this stream's next frames. mux.mu is held.
-func (s *Stream) collect(buf []byte) []byte {
-	if s.resetPending && !s.openPending {
+// collectOpen appends the frame that opens this stream, where it is due. mux.mu
+// is held.
+func (s *Stream) collectOpen(buf []byte) []byte {
+	if !s.openPending {
 		return buf
 	}
-	if s.openPending {
-		s.openPending = false
-		buf = appendFrame(buf, frame{typ: typeOpen, id: s.id, payload: []byte(s.kind)})
+	s.openPending = false
+	return appendFrame(buf, frame{typ: typeOpen, id: s.id, payload: []byte(s.kind)})
+}
+
+// collect appends this stream's next frames. mux.mu is held.
+func (s *Stream) collect(buf []byte) []byte {
+	if s.resetPending {
+		return buf
 	}
 	end := s.acked + uint64(len(s.out))
 	if s.sent < end {
