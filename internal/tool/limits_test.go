@@ -2,6 +2,7 @@ package tool_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -42,7 +43,7 @@ func TestLimits(t *testing.T) {
 		name string
 		run  func(*env, *sandbox.Sandbox)
 	}{
-		{"bash", limitsOfBash}, {"read and edit", limitsOfRead}, {"write", limitsOfWrite}, {"glob", limitsOfGlob},
+		{"bash", limitsOfBash}, {"read and edit", limitsOfRead}, {"a file that grows", limitsOfGrowing}, {"write", limitsOfWrite}, {"glob", limitsOfGlob},
 		{"grep with ripgrep", limitsOfGrep}, {"grep without", limitsOfOwnGrep}, {"folders", limitsOfFolders}, {"swapped links", limitsOfSwaps},
 		{"answers of others", limitsOfFit},
 	} {
@@ -63,6 +64,9 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 		{"set", "bash", in{"command": "y=2; sleep 300 & echo $! > /tmp/background"}, "", false},
 		{"restart", "bash", in{"restart": true, "command": "echo ${y:-gone}; kill -0 $(cat /tmp/background) && echo alive; kill $(cat /tmp/background)"}, "gone\nalive", false},
 		{"bytes that are no text", "bash", in{"command": `printf 'a\377\376b'`}, "a\uFFFDb", false},
+		{"more time than there is", "bash", in{"command": "sleep 0.3; echo done", "timeout_ms": int64(math.MaxInt64)}, "done", false},
+		{"functions with names of builtins", "bash", in{"command": "for n in read eval printf; do builtin eval \"$n() { echo mine; }\"; done; printf", "timeout_ms": 5000}, "mine", false},
+		{"and after them", "bash", in{"command": "unset -f read eval printf; printf own", "timeout_ms": 5000}, "own", false},
 	})
 	if got := e.sh(s, "env | grep -c ANTHROPIC_ || true"); got != "0" {
 		e.t.Errorf("%s variables of the model are inside", got)
@@ -125,6 +129,30 @@ func limitsOfRead(e *env, s *sandbox.Sandbox) {
 		{"found once", "edit", in{"file_path": "open", "old_string": "tw", "new_string": "TW"}, "replaced 1", false},
 		{"edited", "read", in{"file_path": "open"}, "one\nTWo", false},
 	})
+}
+
+// limitsOfGrowing: a file that passes the limit while edit reads it is refused,
+// not cut. One that grows and shrinks all the time does so often enough.
+func limitsOfGrowing(e *env, s *sandbox.Sandbox) {
+	if got := e.sh(s, "command -v python3 || echo none"); got == "none" {
+		e.t.Skip("no python3 on this machine")
+	}
+	e.run(s, "write", in{"file_path": "grow/writer.py", "content": `import os
+open("f", "w").write("needle" + "x" * 262134)
+open("cut", "w").close()
+while not os.path.exists("stop"):
+    with open("f", "a") as f: f.write("y" * 100)
+    n = os.stat("f").st_size # 262140, with the hundred or the edit's one more
+    if n in (262146, 262246): open("cut", "a").write(str(n) + "\n")
+    os.truncate("f", 262140)
+`})
+	e.sh(s, "cd /workspace/grow; (python3 writer.py > log 2>&1 &); until [ -e cut ]; do sleep 0.05; done")
+	for range 60 {
+		e.run(s, "edit", in{"file_path": "grow/f", "old_string": "needle", "new_string": "needles"})
+	}
+	if got := e.sh(s, "cd /workspace/grow; touch stop; cat cut log"); got != "(no output)" {
+		e.t.Errorf("files were cut to: %s", got)
+	}
 }
 
 func limitsOfWrite(e *env, s *sandbox.Sandbox) {
@@ -197,6 +225,7 @@ func grepChecks(e *env, s *sandbox.Sandbox) {
 		{"one file", "grep", in{"pattern": "^t.*e$", "path": "s/a.txt"}, "/workspace/s/a.txt:3:three\n", false},
 		{"empty line", "grep", in{"pattern": "^$", "path": "s"}, "/workspace/s/a.txt:4:\n", false},
 		{"no end of line", "grep", in{"pattern": "^last$", "path": "s"}, "/workspace/s/a.txt:5:last\n", false},
+		{"end of line of two bytes", "grep", in{"pattern": "^two$", "path": "s/sub"}, "/workspace/s/sub/b.txt:1:two\n", false},
 		{"name like a flag", "grep", in{"pattern": "^ok", "path": "s"}, "/workspace/s/-dash:1:ok\n", false},
 		{"pattern like a flag", "grep", in{"pattern": "--version", "path": "s"}, "no matches", false},
 		{"too large", "grep", in{"pattern": "large match", "path": "s"}, "no", false},

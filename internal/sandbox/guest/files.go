@@ -196,8 +196,11 @@ func (a *Agent) editFile(in editInput) wire.Result {
 		return failure("edit: %s has %d bytes, more than %d", path, info.Size(), maxFile)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
+	switch {
+	case err != nil:
 		return failure("edit: %v", err)
+	case len(b) > maxFile: // it grew meanwhile; what was not read would be lost
+		return failure("edit: %s has more than %d bytes", path, maxFile)
 	}
 	text := string(b)
 	n := strings.Count(text, in.OldString)

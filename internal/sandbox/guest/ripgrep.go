@@ -43,7 +43,7 @@ func (g *grepper) ripgrep(reap *reaper, rg, expression string, dir *os.Root, roo
 		return err
 	}
 	defer r.Close()
-	pid, exited, err := reap.start([]string{rg, "--no-config", "--no-messages", "--hidden", "--no-ignore", "--glob=!.git",
+	pid, exited, err := reap.start([]string{rg, "--no-config", "--no-messages", "--hidden", "--no-ignore", "--glob=!.git", "--crlf",
 		"--max-filesize=" + strconv.Itoa(maxGrepFile), "--sort=path", "--no-heading", "--with-filename", "--line-number", "--color=never", "--null",
 		"--regexp=" + expression, "--", "."}, &syscall.ProcAttr{
 		Dir: procFD(at.Fd()), // the folder that is open, whatever its name leads to by now

@@ -31,17 +31,17 @@ const shellPath = "/bin/bash"
 // functions stay, and says its exit code and then the marker. The command gets
 // no input and none of the loop's descriptors. Job control gives every command
 // a process group of its own: it can be killed without those left in the
-// background.
+// background. Its own words are builtins, whatever functions the agent has made.
 const loop = `exec 200<&3 201>&4 3<&- 4>&-
 set -m
 __planaria_status() { return $__planaria_code; }
 __planaria_code=0
-while IFS= read -r -d '' -u 200 __planaria_mark && IFS= read -r -d '' -u 200 __planaria_command; do
+while IFS= builtin read -r -d '' -u 200 __planaria_mark && IFS= builtin read -r -d '' -u 200 __planaria_command; do
 __planaria_status
-eval "$__planaria_command" </dev/null 200<&- 201>&-
+builtin eval "$__planaria_command" </dev/null 200<&- 201>&-
 __planaria_code=$?
-printf '%d\n' "$__planaria_code" >&201
-printf '%s' "$__planaria_mark" >/dev/tty
+builtin printf '%d\n' "$__planaria_code" >&201
+builtin printf '%s' "$__planaria_mark" >/dev/tty
 done`
 
 // shell is the persistent shell of one thread.
@@ -84,11 +84,11 @@ func (a *Agent) bash(c *call, input json.RawMessage, w *watch) wire.Result {
 	if err := decode(input, &in); err != nil {
 		return failure("%v", err)
 	}
-	timeout := defaultTimeout
+	asked := defaultTimeout.Milliseconds()
 	if in.TimeoutMS > 0 {
-		timeout = time.Duration(in.TimeoutMS) * time.Millisecond
+		asked = in.TimeoutMS
 	}
-	timeout = min(timeout, time.Duration(a.limits.CallMillis)*time.Millisecond)
+	timeout := time.Duration(min(asked, a.limits.CallMillis)) * time.Millisecond // after min: what is asked for may be any number
 	s := a.shellOf(c.thread)
 	s.turn.Lock()
 	defer s.turn.Unlock()
