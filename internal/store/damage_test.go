@@ -251,6 +251,34 @@ func TestFlippedByte(t *testing.T) {
 	t.Logf("%d of 60 were noticed; the rest fell on unused space or on rows that Rebuild compares", noticed)
 }
 
+// A value of a type that its column never has (a flipped byte makes one) is
+// damage, and not an error that a later try may not have.
+func TestDamagedColumn(t *testing.T) {
+	e := newEnv(t, "sqlite:"+filepath.Join(t.TempDir(), "data", "planaria.db"))
+	id, _ := e.started()
+	if _, err := e.db.Exec(t.Context(), `UPDATE sessions SET created_at = ? WHERE id = ?`, []byte("\x00\x06a"), id); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := e.db.Session(t.Context(), ws, id); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("session = %+v, %v, want damaged", s, err)
+	}
+	if l, err := e.db.Sessions(t.Context(), ws, store.SessionFilter{Limit: 10}); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("sessions = %+v, %v, want damaged", l, err)
+	}
+}
+
+// A byte that flipped in the name of a migration does not make a newer store.
+func TestDamagedMigration(t *testing.T) {
+	e := newEnv(t, "sqlite:"+filepath.Join(t.TempDir(), "data", "planaria.db"))
+	if _, err := e.db.Exec(t.Context(), `UPDATE migrations SET name = '0002_' || substr(name, 6) || 'x' WHERE name LIKE '0002_%'`); err != nil {
+		t.Fatal(err)
+	}
+	e.close()
+	if _, err := store.Open(t.Context(), e.cfg); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("open = %v, want damaged", err)
+	}
+}
+
 // An entry that does not match its hash refuses its session, wherever it is,
 // and touches no other (attack E20).
 func TestDamagedEntry(t *testing.T) {

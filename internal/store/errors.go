@@ -11,8 +11,8 @@ import (
 // mapErr maps what the engines say about damage and space to clear errors.
 func (db *DB) mapErr(err error) error {
 	switch {
-	case err == nil:
-		return nil
+	case err == nil, errors.Is(err, ErrDamaged):
+		return err
 	case db.pg:
 		return pgErr(err)
 	}

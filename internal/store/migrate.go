@@ -105,27 +105,28 @@ func (t *tx) migrateOne(name string) error {
 	return err
 }
 
-// checkFormat refuses a store that holds a migration unknown to this program.
+// checkFormat refuses a store with migrations that this program does not know:
+// ErrNewer behind its own ones, ErrDamaged in the place of one.
 func (db *DB) checkFormat(ctx context.Context) error {
 	names, err := migrationNames(db.engine())
 	if err != nil {
 		return err
 	}
-	rows, err := db.r.QueryContext(ctx, `SELECT name FROM migrations ORDER BY name`)
-	if err != nil {
-		return db.mapErr(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
+	n := 0
+	return db.peek(ctx).each(`SELECT name FROM migrations ORDER BY name`, nil, func(rows *sql.Rows) error {
 		var name string
 		if err := rows.Scan(&name); err != nil {
 			return err
 		}
-		if !slices.Contains(names, name) {
+		switch {
+		case n >= len(names):
 			return fmt.Errorf("%w: it has %s, this program knows up to %s; use the newer program", ErrNewer, name, names[len(names)-1])
+		case name != names[n]: // no program ever recorded another one at this place
+			return fmt.Errorf("%w: the database records migration %q where %s belongs; restore it from a backup", ErrDamaged, name, names[n])
 		}
-	}
-	return rows.Err()
+		n++
+		return nil
+	})
 }
 
 // checkSchema compares the columns of SQLite's tables with those that the

@@ -297,6 +297,13 @@ func (w *sqliteWriter) transact(ctx context.Context, db *DB, f func(*tx) error) 
 func sqliteErr(err error) error {
 	var e *sqlite.Error
 	if !errors.As(err, &e) {
+		// SQLite keeps a type with each value, so one that does not fit its column
+		// was not written by us. database/sql has no type for this error.
+		for in := err; in != nil; in = errors.Unwrap(in) {
+			if strings.HasPrefix(in.Error(), "sql: Scan error on column") {
+				return fmt.Errorf("%w: %w", ErrDamaged, err)
+			}
+		}
 		return err
 	}
 	switch e.Code() & 0xff {

@@ -134,7 +134,7 @@ func (t *tx) each(query string, args []any, f func(*sql.Rows) error) error {
 			return err
 		}
 		if err := f(rows); err != nil {
-			return err
+			return t.db.mapErr(err)
 		}
 	}
 	return t.db.mapErr(rows.Err())
