@@ -246,7 +246,8 @@ func TestEgressCut(t *testing.T) {
 	for _, p := range ps {
 		p.wait()
 	}
-	if took := time.Since(begin); took > 250*time.Millisecond {
+	// Less than any time that a connection waits for by itself (the shortest is 5 s).
+	if took := time.Since(begin); took > 3*time.Second {
 		t.Errorf("cut after %v", took)
 	}
 	o.last()
