@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/planaria/planaria/internal/effect"
@@ -83,32 +84,53 @@ func (a agent) builtinOffers(listed store.Tools) (out []offer) {
 }
 
 // listBuiltin records the built-in tools of this version, when the agent has the
-// toolset, the session is to have a sandbox, and the newest record differs.
+// toolset and the newest record differs. Where none can run the record is empty
+// and the user is told in the same append: the record is what says that they were,
+// so nothing is said again by a later turn, owner or process until the tools were
+// there and are gone again. A crash before that append leaves neither.
 func (d *driver) listBuiltin() []store.Draft {
-	next := store.Tools{V: store.BodyVersion, Server: builtinServer, Tools: json.RawMessage("[]")}
-	if d.sandboxed() {
-		var tools []builtinTool
-		for _, t := range tool.All() {
-			tools = append(tools, builtinTool{t.Name, t.Description, t.InputSchema, t.Reads, t.Named})
-		}
-		next.Tools = encode(tools)
-	}
 	var last store.Tools
 	var known, wanted bool
+	var a agent
 	d.read(func(st *state) {
 		last, known = st.tools[builtinServer]
 		_, _, _, wanted = st.agent.builtin("")
+		a = st.agent
 	})
-	if !wanted || known && string(last.Tools) == string(next.Tools) || !known && string(next.Tools) == "[]" {
+	var tools []builtinTool
+	for _, t := range tool.All() {
+		tools = append(tools, builtinTool{t.Name, t.Description, t.InputSchema, t.Reads, t.Named})
+	}
+	next := store.Tools{V: store.BodyVersion, Server: builtinServer, Tools: encode(tools)}
+	missed := a.builtinOffers(next)
+	there := d.sandboxed()
+	if !there {
+		next.Tools = json.RawMessage("[]")
+	}
+	if !wanted || known && string(last.Tools) == string(next.Tools) || !there && len(missed) == 0 {
 		return nil
 	}
 	drafts := []store.Draft{record(store.KindTools, d.newID("rec_"), "", next)}
-	if string(next.Tools) == "[]" {
-		// They were offered before: the user hears why they are gone.
-		drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": newSessionError("unknown_error",
-			"This server runs no sandboxes now: the agent's built-in tools are not offered until it does.", "retrying")}))
+	if !there {
+		drafts = append(drafts, event(d.newID("sevt_"), evError, "", fields{"error": newSessionError("unknown_error", d.notOffered(missed), "retrying")}))
 	}
 	return drafts
+}
+
+// notOffered tells the user which built-in tools the agent does without, why, and
+// the way out.
+func (d *driver) notOffered(missed []offer) string {
+	names := make([]string, len(missed))
+	for i, o := range missed {
+		names[i] = o.model.Name
+	}
+	why := "this server runs none now. 'planaria doctor' there says what it lacks; from the next turn on that a server with sandboxes drives, the agent has them"
+	d.read(func(st *state) {
+		if !st.env.cloud() {
+			why = "this session's environment is self_hosted, for which Planaria has none. Sessions in an environment of type cloud have them"
+		}
+	})
+	return fmt.Sprintf("The agent goes on without its built-in tools (%s). They need a sandbox, and %s.", strings.Join(names, ", "), why)
 }
 
 // ruleContained rules a call of a built-in tool. What snapshots roll back can be

@@ -156,7 +156,7 @@ func TestMovedWithoutSandboxes(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t, testenv.Options{Sandboxes: true})
 	id := e.Begin("moved", llm.PlayScript{Steps: []llm.Step{
-		calls(shell("echo there > /tmp/f; sleep 2")), ending, calls(shell("cat /tmp/f")), ending}})
+		calls(shell("echo there > /tmp/f; sleep 2")), ending, calls(shell("cat /tmp/f")), ending, ending, ending}})
 	await(t, e, id, "the machine's record", func(en store.Entry) bool { return en.Kind == store.KindMachine })
 	waitUntil(t, "the command", func() bool { return running(e, id) })
 	<-time.After(time.Second)
@@ -183,6 +183,17 @@ func TestMovedWithoutSandboxes(t *testing.T) {
 	e.Finish(id)
 	if got := resultsOf(t, e, id); len(got) != 2 || got[1] != "there" {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	// There and gone again is said again, once.
+	e.Stop()
+	e.Without(true)
+	e.Restart()
+	for range 2 {
+		e.Say(id, "go on")
+		e.Finish(id)
+	}
+	if got := errorsSaid(t, entriesOf(t, e, id)); len(got) != 2 {
+		t.Errorf("told %q, want it twice\n%s", got, e.Describe(id))
 	}
 	e.Check()
 }
