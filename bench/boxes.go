@@ -35,12 +35,12 @@ type boxes struct {
 
 // boxes opens a runtime on a folder of its own. errNoBoxes where none can run.
 func (b *bench) boxes(ctx context.Context, name string) (*boxes, error) {
-	program, err := b.build(ctx)
+	program, err := b.sandboxes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if b.probed == nil {
-		b.probed = sandbox.Probe(ctx, program)
+		b.probed = sandbox.Probe(ctx, sandbox.Config{Binary: program})
 	}
 	for _, f := range b.probed {
 		if f.Fatal && !f.OK {

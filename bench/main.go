@@ -45,6 +45,8 @@ type bench struct {
 	dir     string // everything is below it
 	engine  string // sqlite, postgres or both
 	program string // the binary
+	inside  string // what sandboxes run
+	made    bool   // both are, by make build
 	many    int    // sandboxes of section density, 0 for the default
 
 	probed []sandbox.Finding // of this machine; nil: not looked at yet
@@ -58,6 +60,7 @@ func main() {
 	flag.StringVar(&b.engine, "engine", "both", "store of the throughput: sqlite, postgres, or both where PostgreSQL is installed")
 	flag.StringVar(&b.dir, "dir", "", "folder on the disk to measure (default: the system's temporary folder)")
 	flag.StringVar(&b.program, "planaria", "", "binary to measure (default: built now)")
+	flag.StringVar(&b.inside, "inside", "", "program that sandboxes run (default: built now)")
 	flag.IntVar(&b.many, "sandboxes", 0, "sandboxes at once in density (default 50, quick 10)")
 	profile := flag.String("cpuprofile", "", "write a CPU profile of the run to this file")
 	flag.Parse()

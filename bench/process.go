@@ -21,19 +21,49 @@ import (
 // adminKey opens the servers that are measured.
 const adminKey = "admin-key-of-the-benchmark-0123456789"
 
-// build returns the binary to measure: the one that -planaria names, else one
-// that is built now.
+// build returns the binary to measure: the one that -planaria names, else the
+// one of make build, which is made now.
 func (b *bench) build(ctx context.Context) (string, error) {
 	if b.program != "" {
 		return filepath.Abs(b.program)
 	}
-	b.program = filepath.Join(b.dir, "planaria")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", b.program, "github.com/planaria/planaria/cmd/planaria")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does; sandboxes need it
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build planaria: %w: %s", err, out)
+	root, err := b.make(ctx)
+	if err != nil {
+		return "", err
 	}
+	b.program = filepath.Join(root, "bin", "planaria")
 	return b.program, nil
+}
+
+// sandboxes returns what sandboxes run: what -inside names, else what the
+// binary of make build carries.
+func (b *bench) sandboxes(ctx context.Context) (string, error) {
+	if b.inside != "" {
+		return filepath.Abs(b.inside)
+	}
+	root, err := b.make(ctx)
+	if err != nil {
+		return "", err
+	}
+	b.inside = filepath.Join(root, "cmd", "planaria", "planaria-sandbox")
+	return b.inside, nil
+}
+
+// make runs make build, once, and returns the root of the module.
+func (b *bench) make(ctx context.Context) (root string, err error) {
+	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	root = strings.TrimSpace(string(out))
+	if b.made {
+		return root, nil
+	}
+	if out, err := exec.CommandContext(ctx, "make", "-C", root, "build").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make build: %w: %s", err, out)
+	}
+	b.made = true
+	return root, nil
 }
 
 // process is a running `planaria serve`.

@@ -60,7 +60,7 @@ type machineResult struct {
 func probeMachines(ctx context.Context) <-chan string {
 	out := make(chan string, 1)
 	go func() { // ends by itself: Probe has a limit
-		for _, f := range sandbox.Probe(ctx, "") {
+		for _, f := range sandbox.Probe(ctx, sandbox.Config{Program: carried}) {
 			if f.Fatal && !f.OK {
 				out <- f.What + ": " + f.Says
 				return

@@ -307,7 +307,7 @@ func (d *doctor) sandboxes(ctx context.Context) {
 		d.add("sandboxes", stateOK, "", "switched off by sandboxes.enabled")
 		return
 	}
-	for _, f := range sandbox.Probe(ctx, "") {
+	for _, f := range sandbox.Probe(ctx, sandbox.Config{Program: carried}) {
 		state := stateOK
 		switch {
 		case f.OK:

@@ -31,7 +31,7 @@ var sandboxKills = flag.Int("sandbox.kills", 26, "how often TestKillSandboxes ki
 // where none can run.
 func newBoxSite(t *testing.T) *site {
 	t.Helper()
-	for _, f := range sandbox.Probe(t.Context(), binary) {
+	for _, f := range sandbox.Probe(t.Context(), sandbox.Config{Binary: machineProgram}) {
 		if f.Fatal && !f.OK {
 			t.Skipf("this machine runs no sandbox: %s: %s (%s)", f.What, f.Says, f.Mend)
 		}

@@ -33,7 +33,7 @@ const (
 var version = "dev"
 
 func main() {
-	multicall() // gVisor and the agent inside sandboxes are this binary too
+	becomeSandbox()
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv}
 	os.Exit(a.main(context.Background(), os.Args[1:]))
 }

@@ -15,6 +15,9 @@ var update = flag.Bool("update", false, "rewrite what is generated")
 // binary is the real program, built once for all scripts.
 var binary string
 
+// machineProgram is what its sandboxes run.
+var machineProgram string
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	code, err := buildAndRun(m)
@@ -26,7 +29,10 @@ func TestMain(m *testing.M) {
 }
 
 func buildAndRun(m *testing.M) (int, error) {
-	binary = os.Getenv("PLANARIA_TEST_BINARY")
+	binary, machineProgram = os.Getenv("PLANARIA_TEST_BINARY"), os.Getenv("PLANARIA_TEST_SANDBOX")
+	if (binary == "") != (machineProgram == "") {
+		return 1, errors.New("set PLANARIA_TEST_BINARY and PLANARIA_TEST_SANDBOX, as make test does, or neither")
+	}
 	if binary == "" {
 		dir, err := os.MkdirTemp("", "planaria-test-")
 		if err != nil {
@@ -40,6 +46,7 @@ func buildAndRun(m *testing.M) (int, error) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return 1, fmt.Errorf("build the binary: %w\n%s", err, out)
 		}
+		machineProgram = binary // what carries no other program is it itself
 	}
 	// The scripts call it by its name.
 	if err := os.Setenv("PATH", filepath.Dir(binary)+string(filepath.ListSeparator)+os.Getenv("PATH")); err != nil {

@@ -22,7 +22,7 @@ func (p *process) openSandboxes(ctx context.Context, dial keeper.DialFunc) error
 		return err
 	}
 	c := p.cfg.Sandboxes
-	p.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: p.cfg.sandboxDir(), Blobs: p.blobs, Log: p.log,
+	p.machines, err = sandbox.Open(ctx, sandbox.Config{Dir: p.cfg.sandboxDir(), Program: carried, Blobs: p.blobs, Log: p.log,
 		MemoryBytes: c.MemoryMB << 20, RootBytes: c.ImagesMB << 20, Layouts: c.Layouts, CPUFeatures: c.CPUFeatures,
 		Transport: p.imageTransport(dial),
 		// A sandbox has a way out once a driver of p.sessions holds it, so not
@@ -61,7 +61,7 @@ func (p *process) sandboxesOn() (bool, error) {
 	if p.cfg.Sandboxes.Enabled == sandboxesOff {
 		return false, nil
 	}
-	for _, f := range sandbox.Check("") {
+	for _, f := range sandbox.Check(sandbox.Config{Program: carried}) {
 		if !f.Fatal || f.OK {
 			continue
 		}

@@ -36,10 +36,10 @@ type guest struct {
 // start runs a sandbox on gVisor; the test is skipped where none can run.
 func (i *inside) start() *guest {
 	i.t.Helper()
-	binary := os.Getenv("PLANARIA_TEST_BINARY")
+	binary := os.Getenv("PLANARIA_TEST_SANDBOX")
 	if binary == "" {
 		binary = filepath.Join(i.t.TempDir(), "planaria")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/planaria")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/planaria-sandbox")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			i.t.Fatalf("build the binary: %v: %s", err, out)
@@ -47,7 +47,7 @@ func (i *inside) start() *guest {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), 5*time.Minute)
 	i.t.Cleanup(cancel)
-	for _, f := range sandbox.Probe(ctx, binary) {
+	for _, f := range sandbox.Probe(ctx, sandbox.Config{Binary: binary}) {
 		if f.Fatal && !f.OK {
 			i.t.Skipf("this machine runs no sandbox: %s: %s (%s)", f.What, f.Says, f.Mend)
 		}

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/planaria/planaria/internal/blob"
@@ -37,10 +38,10 @@ type storing struct {
 }
 
 // binaryIndex is runtimes/index.json: what spares the next process from reading
-// 100 MB and more. Losing it costs that time.
+// all of it. Losing it costs that time.
 type binaryIndex struct {
-	// Kept tells the digest of a file that has not changed since it was hashed.
-	Kept map[string]keptFile `json:"kept"` // by path
+	// Kept tells the digest of what was kept of a file that has not changed since.
+	Kept map[string]keptFile `json:"kept"` // by path, and whether the file carries it
 	// Stored are the binaries that this folder has put into its blob store.
 	Stored map[string]bool `json:"stored"`
 }
@@ -105,8 +106,8 @@ func (r *Runtime) Binary(ctx context.Context) (string, error) {
 	return digest, nil
 }
 
-// keepBinary copies the binary into the folder unless it lies there, and returns
-// its digest. r.bin.mu is held.
+// keepBinary copies the binary, or the program that it carries, into the folder
+// unless that lies there, and returns its digest. r.bin.mu is held.
 func (r *Runtime) keepBinary(ctx context.Context) (string, error) {
 	f, err := os.Open(r.cfg.Binary)
 	if err != nil {
@@ -117,19 +118,27 @@ func (r *Runtime) keepBinary(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if k, ok := r.index().Kept[r.cfg.Binary]; ok && k.fileIdentity == before {
+	key := r.cfg.Binary
+	if r.cfg.Program != "" {
+		key += " carries"
+	}
+	if k, ok := r.index().Kept[key]; ok && k.fileIdentity == before {
 		if info, err := os.Stat(r.binaryPath(k.Digest)); err == nil && info.Size() == k.Size {
 			return k.Digest, nil
 		}
 	}
-	digest, err := r.installBinary(ctx, "", f)
+	var content io.Reader = f
+	if r.cfg.Program != "" {
+		content = strings.NewReader(r.cfg.Program)
+	}
+	digest, err := r.installBinary(ctx, "", content)
 	if err != nil {
 		return "", err
 	}
 	// What was hashed is the copy, so it is right in any case; it is remembered
 	// under the file only if that has not changed meanwhile.
 	if after, err := identify(f); err == nil && after == before {
-		err = r.note(func(x *binaryIndex) { x.Kept[r.cfg.Binary] = keptFile{before, digest} })
+		err = r.note(func(x *binaryIndex) { x.Kept[key] = keptFile{before, digest} })
 		if err != nil {
 			return "", err
 		}

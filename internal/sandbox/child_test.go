@@ -45,7 +45,7 @@ func child(role string) {
 	}
 	blobs, err := blob.Open(filepath.Join(dir, "blobs"))
 	fail(err)
-	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: os.Getenv("PLANARIA_TEST_BINARY"), Blobs: blobs})
+	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: os.Getenv("PLANARIA_TEST_SANDBOX"), Blobs: blobs})
 	fail(err)
 	s, err := r.Start(ctx, sandbox.Spec{Workspace: "w1", ID: "s", Fence: 7})
 	fail(err)
@@ -96,7 +96,7 @@ func find(dir string) {
 			os.Exit(1)
 		}
 	}
-	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: os.Getenv("PLANARIA_TEST_BINARY")})
+	r, err := sandbox.Open(ctx, sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: os.Getenv("PLANARIA_TEST_SANDBOX")})
 	fail(err)
 	s, err := r.Find(ctx, "w1", "s", 8)
 	fail(err)
@@ -112,7 +112,7 @@ func find(dir string) {
 func startChild(t *testing.T, role, dir string) (cmd *exec.Cmd, lines *bufio.Scanner) {
 	t.Helper()
 	cmd = exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childVariable+"="+role, "PLANARIA_TEST_DIR="+dir, "PLANARIA_TEST_BINARY="+binary(t))
+	cmd.Env = append(os.Environ(), childVariable+"="+role, "PLANARIA_TEST_DIR="+dir, "PLANARIA_TEST_SANDBOX="+binary(t))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

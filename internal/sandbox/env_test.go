@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 
 var buildDir string
 
-// build makes the real binary, with another gVisor version where one is given.
+// build makes the real program that sandboxes run. With a version, gVisor calls
+// itself that, and the program is the whole of planaria, as go install makes it.
 func build(name, version string) (string, error) {
 	if buildDir == "" {
 		var err error
@@ -50,11 +51,13 @@ func build(name, version string) (string, error) {
 		}
 	}
 	out := filepath.Join(buildDir, name)
-	flags := "-ldflags=-s -w"
+	flags, program := "-ldflags=-s -w", "../../cmd/planaria-sandbox"
 	if version != "" {
 		flags += " -X gvisor.dev/gvisor/runsc/version.version=" + version
+		program = "../../cmd/planaria"
 	}
-	cmd := exec.Command("go", "build", "-trimpath", "-o", out, flags, "../../cmd/planaria")
+	// As the Makefile does, so that what it compiled is used.
+	cmd := exec.Command("go", "build", "-trimpath", "-gcflags=github.com/openai/openai-go/v3/...=-N -l", "-o", out, flags, program)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the binary: %w: %s", err, b)
@@ -63,7 +66,7 @@ func build(name, version string) (string, error) {
 }
 
 var buildOnce = sync.OnceValues(func() (string, error) {
-	if b := os.Getenv("PLANARIA_TEST_BINARY"); b != "" {
+	if b := os.Getenv("PLANARIA_TEST_SANDBOX"); b != "" {
 		return b, nil
 	}
 	return build("planaria", "")
@@ -93,7 +96,7 @@ func probed(b string) []sandbox.Finding {
 	probeOnce.Do(func() {
 		ctx, cancel := contextFor(2 * time.Minute)
 		defer cancel()
-		findings = sandbox.Probe(ctx, b)
+		findings = sandbox.Probe(ctx, sandbox.Config{Binary: b})
 	})
 	return findings
 }

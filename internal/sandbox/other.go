@@ -18,10 +18,10 @@ func unsupported() error {
 }
 
 // Probe says what this machine lacks.
-func Probe(_ context.Context, binary string) []Finding { return Check(binary) }
+func Probe(_ context.Context, cfg Config) []Finding { return Check(cfg) }
 
 // Check says the same.
-func Check(string) []Finding {
+func Check(Config) []Finding {
 	return []Finding{{What: "Linux", Says: unsupported().Error(), Mend: "run the server on Linux", Fatal: true}}
 }
 

@@ -21,31 +21,29 @@ const probeTime = time.Minute
 
 // Probe looks at what this machine offers to sandboxes. It changes nothing, and
 // starts one throw-away sandbox in a temporary folder where nothing else is
-// wrong. binary is as in Config.
-func Probe(ctx context.Context, binary string) []Finding {
-	if binary == "" {
-		binary, _ = os.Executable()
-	}
-	out := Check(binary)
+// wrong. Of cfg, Binary and Program count.
+func Probe(ctx context.Context, cfg Config) []Finding {
+	out := Check(cfg)
 	for _, f := range out {
 		if f.Fatal && !f.OK {
 			return out
 		}
 	}
-	return append(out, probeRun(ctx, binary))
+	return append(out, probeRun(ctx, cfg))
 }
 
 // Check is the part of Probe that takes a few milliseconds: it starts no sandbox.
-func Check(binary string) []Finding {
-	if binary == "" {
-		binary, _ = os.Executable()
-	}
-	return []Finding{probeStatic(binary), probeUser(), probeShell(), probeCgroups(), probeFeatures()}
+func Check(cfg Config) []Finding {
+	return []Finding{probeStatic(cfg), probeUser(), probeShell(), probeCgroups(), probeFeatures()}
 }
 
-func probeStatic(binary string) Finding {
+func probeStatic(cfg Config) Finding {
 	f := Finding{What: "static binary", Fatal: true}
-	file, err := elf.Open(binary)
+	name := cfg.Binary
+	if name == "" {
+		name, _ = os.Executable()
+	}
+	file, err := openELF(name, cfg.Program)
 	if err != nil {
 		f.Says, f.Mend = err.Error(), "install planaria again"
 		return f
@@ -53,13 +51,21 @@ func probeStatic(binary string) Finding {
 	defer file.Close()
 	for _, p := range file.Progs {
 		if p.Type == elf.PT_INTERP {
-			f.Says = binary + " needs the system's libraries, which a sandbox does not have"
+			f.Says = name + " needs the system's libraries, which a sandbox does not have"
 			f.Mend = "build it with CGO_ENABLED=0"
 			return f
 		}
 	}
-	f.OK, f.Says = true, binary
+	f.OK, f.Says = true, name
 	return f
+}
+
+// openELF opens the program where there is one, else the binary.
+func openELF(binary, program string) (*elf.File, error) {
+	if program != "" {
+		return elf.NewFile(strings.NewReader(program))
+	}
+	return elf.Open(binary)
 }
 
 // probeUser: root, or a user namespace that makes us root.
@@ -122,14 +128,14 @@ func probeCgroups() Finding {
 }
 
 // probeRun starts a sandbox for real.
-func probeRun(ctx context.Context, binary string) (f Finding) {
+func probeRun(ctx context.Context, cfg Config) (f Finding) {
 	f = Finding{What: "a sandbox", Fatal: true}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "planaria-probe-")
 	if err == nil {
 		defer os.RemoveAll(dir)
-		err = tryOne(ctx, dir, binary)
+		err = tryOne(ctx, Config{Dir: dir, Binary: cfg.Binary, Program: cfg.Program, StartTimeout: probeTime})
 	}
 	if err != nil {
 		f.Says = err.Error()
@@ -140,8 +146,8 @@ func probeRun(ctx context.Context, binary string) (f Finding) {
 	return f
 }
 
-func tryOne(ctx context.Context, dir, binary string) error {
-	r, err := Open(ctx, Config{Dir: dir, Binary: binary, StartTimeout: probeTime})
+func tryOne(ctx context.Context, cfg Config) error {
+	r, err := Open(ctx, cfg)
 	if err != nil {
 		return err
 	}

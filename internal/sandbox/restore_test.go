@@ -376,7 +376,7 @@ func TestPack(t *testing.T) {
 }
 
 // TestOlderBinary: an upgrade orphans no snapshot. A sandbox of the older binary
-// lives on under the newer server, and its snapshot is restored by a copy of the
+// (one that is gVisor and agent itself and carries neither) lives on under the newer server, and its snapshot is restored by a copy of the
 // older one from the blob store; by the newer it cannot be.
 func TestOlderBinary(t *testing.T) {
 	t.Parallel()

@@ -100,6 +100,10 @@ type Config struct {
 	// Binary holds gVisor and the agent. Default: this program, as it was when
 	// it started: an upgrade of the installed file does not reach it.
 	Binary string
+	// Program is what sandboxes run where Binary is not that itself but carries
+	// it: its bytes, a static executable that is gVisor and the agent and nothing
+	// else. Each process of a sandbox then sets up that much less.
+	Program string
 	// Egress serves one connection from inside to the way out, until it
 	// returns. Nil: there is none.
 	Egress func(ctx context.Context, s *Sandbox, conn io.ReadWriteCloser)

@@ -267,7 +267,7 @@ func TestProbe(t *testing.T) {
 			t.Errorf("%s: nothing to mend it", f.What)
 		}
 	}
-	for _, f := range sandbox.Probe(t.Context(), os.DevNull) {
+	for _, f := range sandbox.Probe(t.Context(), sandbox.Config{Binary: os.DevNull}) {
 		if f.What == "static binary" && f.OK {
 			t.Error("a device passes for the binary")
 		}

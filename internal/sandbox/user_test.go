@@ -48,7 +48,7 @@ func TestOrdinaryUser(t *testing.T) {
 	as := func(role string) (*exec.Cmd, *bufio.Scanner) {
 		cmd := exec.Command(filepath.Join(dir, "test"))
 		cmd.Dir = dir
-		cmd.Env = []string{"PATH=/usr/bin:/bin", "TMPDIR=" + home, childVariable + "=" + role, "PLANARIA_TEST_DIR=" + home, "PLANARIA_TEST_BINARY=" + filepath.Join(dir, "planaria")}
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "TMPDIR=" + home, childVariable + "=" + role, "PLANARIA_TEST_DIR=" + home, "PLANARIA_TEST_SANDBOX=" + filepath.Join(dir, "planaria")}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 		out, err := cmd.StdoutPipe()
 		if err != nil {

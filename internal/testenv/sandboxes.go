@@ -22,9 +22,9 @@ import (
 )
 
 // program is the real binary, which holds gVisor and the agent inside: the one
-// that PLANARIA_TEST_BINARY names, else built once in a test process.
+// that PLANARIA_TEST_SANDBOX names, else built once in a test process.
 var program = sync.OnceValues(func() (string, error) {
-	if b := os.Getenv("PLANARIA_TEST_BINARY"); b != "" {
+	if b := os.Getenv("PLANARIA_TEST_SANDBOX"); b != "" {
 		return b, nil
 	}
 	_, here, _, ok := runtime.Caller(0)
@@ -39,7 +39,7 @@ var program = sync.OnceValues(func() (string, error) {
 	// behind however the test process ends.
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "planaria")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/planaria")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/planaria-sandbox")
 	cmd.Dir = filepath.Join(filepath.Dir(here), "..", "..")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
@@ -59,7 +59,7 @@ var probed = sync.OnceValue(func() []sandbox.Finding {
 	if err != nil {
 		return nil
 	}
-	return sandbox.Probe(ctx, b)
+	return sandbox.Probe(ctx, sandbox.Config{Binary: b})
 })
 
 // Binary is the real program. The test is skipped where no sandbox can run, and

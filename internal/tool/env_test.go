@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 // binary is the real program with gVisor and the agent.
 var binary = sync.OnceValues(func() (string, error) {
-	if b := os.Getenv("PLANARIA_TEST_BINARY"); b != "" {
+	if b := os.Getenv("PLANARIA_TEST_SANDBOX"); b != "" {
 		return b, nil
 	}
 	var err error
@@ -39,7 +39,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	out := filepath.Join(buildDir, "planaria")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "../../cmd/planaria")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "../../cmd/planaria-sandbox")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the binary: %w: %s", err, b)
@@ -51,7 +51,7 @@ var findings = sync.OnceValue(func() []sandbox.Finding {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	b, _ := binary()
-	return sandbox.Probe(ctx, b)
+	return sandbox.Probe(ctx, sandbox.Config{Binary: b})
 })
 
 // env is a runtime with its sandboxes, all killed at the end.

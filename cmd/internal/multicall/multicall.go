@@ -1,12 +1,13 @@
 //go:build linux && !race
 
-package main
+package multicall
 
 import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 	_ "unsafe" // for the link to gVisor's version
 
 	"github.com/google/subcommands"
@@ -28,19 +29,27 @@ import (
 //go:linkname runscVersion gvisor.dev/gvisor/runsc/version.version
 var runscVersion string
 
-// multicall turns this program into another one when it was started under that
-// one's name: gVisor, which starts itself as "runsc-…" and "exe", or the agent
-// inside a sandbox. It then never returns. Nothing may run before it.
-func multicall() {
+// Run turns this program into another one when it was started under that one's
+// name: gVisor, which starts itself as "runsc-…" and "exe", or the agent inside
+// a sandbox. It then never returns. Nothing may run before it.
+func Run() {
 	switch name := filepath.Base(os.Args[0]); {
 	case name == guest.Name:
 		guest.Main()
 	case name == "runsc", strings.HasPrefix(name, "runsc-"), name == "exe":
 		joinCgroups()
+		if name == "runsc-sandbox" || name == "runsc-gofer" {
+			time.AfterFunc(trimAfter, debug.FreeOSMemory)
+		}
 		runsc()
-		os.Exit(exitFailed) // cli.Run does not return
+		os.Exit(1) // cli.Run does not return
 	}
 }
+
+// trimAfter is when the processes that stay give back what their start needed:
+// 2 MB of each sandbox, which Go would keep for ever in a heap that hardly
+// grows. By then a first call has its answer.
+const trimAfter = 2 * time.Second
 
 // joinCgroups moves this process, and so all that it starts, into the groups
 // that limit a sandbox.

@@ -1,7 +1,7 @@
 //go:build !linux || race
 
-package main
+package multicall
 
-// multicall does nothing here: sandboxes need Linux, and gVisor cannot run under
+// Run does nothing here: sandboxes need Linux, and gVisor cannot run under
 // the race detector.
-func multicall() {}
+func Run() {}
