@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
+	"github.com/planaria/planaria/internal/sandbox"
 	"github.com/planaria/planaria/internal/store"
 )
 
@@ -63,4 +64,13 @@ var (
 // Backoff exposes Patience.backoff.
 func Backoff(p Patience, n int, hint time.Duration) time.Duration {
 	return p.withDefaults().backoff(n, hint)
+}
+
+// LeftNamed is what is said of files that were left for one reason.
+func LeftNamed(files []sandbox.File) string {
+	var l leftFiles
+	for _, f := range files {
+		l.add(f)
+	}
+	return l.words()
 }

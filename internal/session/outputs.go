@@ -43,26 +43,76 @@ type outputSeen struct {
 	modified int64
 }
 
-// left says what was not collected and why.
+// left says what was not collected and why. It is compared by value.
 type left struct {
-	over, large, unreadable int  // files
+	over, large, unreadable leftFiles
 	more                    bool // the folder was not listed to its end
 	late                    bool // there was no time for all
+}
+
+// Limits of what is said of files that were left, in each of their lists.
+const (
+	maxLeftNamed = 5   // files
+	maxLeftPath  = 160 // bytes of a path
+)
+
+// leftFiles are files that were left for one reason: how many, and the first of
+// them in the order of the listing, by path and size.
+type leftFiles struct {
+	n     int
+	named string
+}
+
+// add counts a file. Its name is the agent's: it is quoted and cut.
+func (l *leftFiles) add(f sandbox.File) {
+	if l.n++; l.n > maxLeftNamed {
+		return
+	}
+	if l.named != "" {
+		l.named += ", "
+	}
+	p := strings.TrimPrefix(f.Path, sandbox.Outputs+"/")
+	cut := ""
+	if len(p) > maxLeftPath {
+		p, cut = clip(p, maxLeftPath), "…"
+	}
+	l.named += fmt.Sprintf("%q%s of %s", p, cut, sizeOf(f.Size))
+}
+
+// sizeOf is a size in bytes for people.
+func sizeOf(n int64) string {
+	switch {
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+	case n == 1:
+		return "1 byte"
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+// words name the files.
+func (l leftFiles) words() string {
+	if l.n > maxLeftNamed {
+		return fmt.Sprintf("(%s, and %d more)", l.named, l.n-maxLeftNamed)
+	}
+	return "(" + l.named + ")"
 }
 
 // words tell the user what was left, and the way out.
 func (l left) words() string {
 	var why []string
 	for _, x := range []struct {
-		n    int
-		what string
+		files leftFiles
+		what  string
 	}{
 		{l.over, fmt.Sprintf("beyond the %d files or %d MiB that one turn may add: they follow when the next turn ends", maxOutputs, maxOutputBytes>>20)},
 		{l.large, fmt.Sprintf("larger than %d MiB: split or compress them", api.MaxFile>>20)},
 		{l.unreadable, "which could not be read, for they changed meanwhile or their names are not UTF-8"},
 	} {
-		if x.n > 0 {
-			why = append(why, fmt.Sprintf("%d %s", x.n, x.what))
+		if x.files.n > 0 {
+			why = append(why, fmt.Sprintf("%d %s %s", x.files.n, x.what, x.files.words()))
 		}
 	}
 	if l.more {
@@ -104,7 +154,7 @@ func (d *driver) collect(ctx context.Context, s *sandbox.Sandbox) error {
 	if rest == (left{}) {
 		return nil
 	}
-	d.m.log.Warn("left outputs in the machine", "session", d.id, "over", rest.over, "large", rest.large, "unreadable", rest.unreadable,
+	d.m.log.Warn("left outputs in the machine", "session", d.id, "over", rest.over.n, "large", rest.large.n, "unreadable", rest.unreadable.n,
 		"more", rest.more, "late", rest.late)
 	_, err = d.append(ctx, store.Append{Entries: []store.Draft{event(d.newID("sevt_"), evError, "",
 		fields{"error": newSessionError("unknown_error", rest.words(), "retrying")})}})
@@ -128,10 +178,10 @@ func (d *driver) collectAll(ctx context.Context, b *machine, list []sandbox.File
 		case err != nil:
 			continue
 		case f.Size > api.MaxFile:
-			rest.large++
+			rest.large.add(f)
 			continue
 		case files == maxOutputs || f.Size > room:
-			rest.over++
+			rest.over.add(f)
 			continue
 		}
 		size, cerr := d.collectFile(ctx, b.s, f.Path, min(room, api.MaxFile))
@@ -143,7 +193,7 @@ func (d *driver) collectAll(ctx context.Context, b *machine, list []sandbox.File
 		case ctx.Err() != nil || errors.Is(cerr, sandbox.ErrGone) || errors.Is(cerr, sandbox.ErrFenced) || d.over(cerr):
 			err = cerr // the rest is only looked at for what is there
 		default:
-			rest.unreadable++
+			rest.unreadable.add(f)
 			d.m.log.Warn("cannot collect an output", "session", d.id, "err", cerr)
 		}
 		if size >= 0 && cerr == nil {

@@ -180,7 +180,8 @@ ln /etc/hostname g; truncate -s 600M h; mkdir n; cd n; seq 10050 | xargs touch`)
 	if got := told(); len(got) != 1 {
 		t.Fatalf("told %q, want one thing\n%s", got, e.Describe(s.ID))
 	}
-	for _, part := range []string{"beyond the 200 files", "1 larger than 500 MiB", "1 which could not be read", "first 10,000 entries"} {
+	for _, part := range []string{"beyond the 200 files", "1 larger than 500 MiB", "1 which could not be read", "first 10,000 entries",
+		`("h" of 600.0 MiB)`, `("bad�.txt" of 1 byte)`, `ends ("n/1130" of 0 bytes, "n/1131" of 0 bytes, `, " more)"} {
 		if !strings.Contains(told()[0], part) {
 			t.Errorf("told %q, want %q in it", told()[0], part)
 		}
