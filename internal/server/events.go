@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/planaria/planaria/api"
+	"github.com/planaria/planaria/internal/session"
 	"github.com/planaria/planaria/internal/store"
 )
 
@@ -245,6 +246,9 @@ func (s *server) sendEvents(ctx context.Context, c *call) (any, error) {
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
+	if err := s.showable(ctx, c, "events", req.Events); err != nil {
+		return nil, err
+	}
 	evs, err := bodies(req.Events)
 	if err != nil {
 		return nil, err
@@ -272,6 +276,35 @@ func (s *server) sendEvents(ctx context.Context, c *call) (any, error) {
 		out.Data = append(out.Data, w)
 	}
 	return out, nil
+}
+
+// showable looks up the files that events show the model: they are those of the
+// caller's workspace, and of a type that models take.
+func (s *server) showable(ctx context.Context, c *call, at string, events api.ClientEvents) error {
+	for i, e := range events {
+		var content []api.Block
+		switch b := e.(type) {
+		case *api.UserMessage:
+			content = b.Content
+		case *api.UserCustomToolResult:
+			content = b.Content
+		case *api.UserToolResult:
+			content = b.Content
+		}
+		for j, b := range content {
+			if b.Source == nil || b.Source.Type != "file" {
+				continue
+			}
+			f, err := s.fileByID(ctx, c, b.Source.FileID)
+			if err != nil {
+				return err
+			}
+			if why := session.Unshowable(b.Type, f); why != "" {
+				return api.Invalid(fmt.Sprintf("%s[%d].content[%d].source.file_id", at, i, j), "file %s %s", f.ID, why)
+			}
+		}
+	}
+	return nil
 }
 
 // approved makes a confirmation an audited act: a person's answer. Other events

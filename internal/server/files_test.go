@@ -343,6 +343,36 @@ func TestDownload(t *testing.T) {
 	}
 }
 
+// A message shows files by their ids (reference section 9.4): those of the
+// caller's workspace that a model can be shown, and no others.
+func TestFilesInMessages(t *testing.T) {
+	e := newEnv(t)
+	o := e.fill(adminKey)
+	zip := e.send([]string{"file", "a.zip", "PK\x03\x04"}).id(t)
+	foreign := e.send([]string{"file", "in.txt", "secret"}, bearer(e.workspace("tenant two"))...).id(t)
+	for _, c := range []struct {
+		kind, file string
+		status     int
+		says       string
+	}{
+		{"document", o.file, 200, ""},
+		{"image", o.file, 400, "content[0].source.file_id: file " + o.file + " is of type \\\"text/plain\\\"; an image is"},
+		{"document", zip, 400, "give other files to the session as resources"},
+		{"document", "file_none", 404, "file_none"},
+		{"document", foreign, 404, foreign},
+	} {
+		message := fmt.Sprintf(`{"type":"user.message","content":[{"type":%q,"source":{"type":"file","file_id":%q}}]}`, c.kind, c.file)
+		for path, body := range map[string]string{
+			"/v1/sessions/" + o.session + "/events": `{"events":[` + message + `]}`,
+			"/v1/sessions":                          fmt.Sprintf(`{"agent":%q,"environment_id":%q,"initial_events":[%s]}`, o.agent, o.environment, message),
+		} {
+			if a := e.do("POST", path, body); a.status != c.status || !strings.Contains(string(a.body), c.says) {
+				t.Errorf("%s %s at %s: %d %s, want %d that says %q", c.kind, c.file, path, a.status, a.body, c.status, c.says)
+			}
+		}
+	}
+}
+
 // A file whose time is over says so.
 func TestFileExpired(t *testing.T) {
 	e := newEnv(t)

@@ -168,6 +168,9 @@ func (s *server) createParams(ctx context.Context, c *call, req api.SessionCreat
 			return p, err
 		}
 	}
+	if err := s.showable(ctx, c, "initial_events", req.InitialEvents); err != nil {
+		return p, err
+	}
 	p.InitialEvents, err = bodies(req.InitialEvents)
 	return p, err
 }

@@ -453,6 +453,71 @@ func TestRefusedContent(t *testing.T) {
 	}
 }
 
+// A message shows the model files by their ids (reference section 9.4): what goes
+// to the model API is their content, and a word where there is none any more.
+func TestFilesInMessages(t *testing.T) {
+	e := newEnv(t, nil, nil, done, calls(client), done, done)
+	var asked []byte // the newest request
+	scripted := e.model.Config.Handler
+	e.model.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		asked = body
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		scripted.ServeHTTP(w, r)
+	})
+	file := func(in store.WorkspaceID, mime, content string) store.FileID {
+		c, err := e.db.PutContent(t.Context(), in, strings.NewReader(content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := e.db.Now()
+		f, err := e.db.CreateFile(t.Context(), store.File{Workspace: in, ID: store.FileID(store.NewID("file_", now)), Filename: "f", MIME: mime, CreatedAt: now}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.ID
+	}
+	shown := func(kind string, id store.FileID) m {
+		return m{"type": kind, "source": m{"type": "file", "file_id": id}}
+	}
+	if err := e.db.EnsureWorkspace(t.Context(), "other", "Other"); err != nil {
+		t.Fatal(err)
+	}
+	picture, words := file(ws, "image/png", "a picture"), file(ws, "text/plain; charset=utf-8", "some \"words\"")
+	pdf, foreign, odd := file(ws, "application/pdf", "a book"), file("other", "text/plain", "a secret"), file(ws, "application/zip", "zip")
+	id := e.begin()
+	e.rests(id, 1)
+	e.send(id, m{"type": "user.message", "content": []m{shown("image", picture), shown("document", words), shown("document", foreign), shown("document", odd)}})
+	_, events := e.rests(id, 2)
+	result := answer(events[0])
+	result["content"] = []m{shown("document", pdf)}
+	e.send(id, result)
+	e.rests(id, 3)
+	for _, want := range []string{
+		`{"data":"YSBwaWN0dXJl","media_type":"image/png","type":"base64"}`, `{"data":"some \"words\"","media_type":"text/plain","type":"text"}`,
+		`{"data":"YSBib29r","media_type":"application/pdf","type":"base64"}`,
+		"(the document " + string(foreign) + " is not there any more)", "is of type \\\"application/zip\\\"",
+	} {
+		if !bytes.Contains(asked, []byte(want)) {
+			t.Errorf("the model was not shown %s:\n%s", want, asked)
+		}
+	}
+	if bytes.Contains(asked, []byte("a secret")) || bytes.Contains(asked, []byte(`"file_id"`)) {
+		t.Errorf("the request: %s", asked)
+	}
+	if err := e.db.DeleteFile(t.Context(), ws, picture); err != nil {
+		t.Fatal(err)
+	}
+	e.send(id, message("again"))
+	e.rests(id, 4)
+	if !bytes.Contains(asked, []byte("(the image "+string(picture)+" is not there any more)")) {
+		t.Errorf("after its deletion: %s", asked)
+	}
+}
+
 // A message that is longer than the window by itself is cut in the end, and the
 // session goes on (trial C1).
 func TestMessageLongerThanWindow(t *testing.T) {

@@ -55,6 +55,9 @@ func (d *driver) step(ctx context.Context) error {
 	if spec.ContextWindow > 0 && shrunk == 0 && tokens > int64(float64(spec.ContextWindow)*compactAt) {
 		return d.compact(ctx, spec)
 	}
+	if req.Messages, err = d.withFiles(ctx, req.Messages); err != nil {
+		return err
+	}
 	d.thinking(ctx)
 	reply, a, err := d.ask(ctx, req, purposeTurn)
 	var me *gateway.ModelError
