@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"mime/multipart"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -160,6 +161,31 @@ func TestUploadTooLarge(t *testing.T) {
 		t.Errorf("cut form: status %d: %s", a.status, a.body)
 	}
 	e.wait("the contents to be gone", func() bool { e.do("GET", "/healthz", ""); return e.blobCount() == before })
+}
+
+// A connection that breaks off in the middle of an upload leaves nothing, not even
+// what is no blob yet.
+func TestUploadBreaksOff(t *testing.T) {
+	e := newEnv(t)
+	body, typ := form(t, "file", "big.bin", strings.Repeat("x", 2<<20))
+	for _, sent := range []int{len(body) / 2, len(body) - 1} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(e.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s",
+			adminKey, typ, len(body), body[:sent])
+		e.wait("the upload to be on its way", func() bool { e.do("GET", "/healthz", ""); return e.blobCount() > 0 })
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e.wait("nothing to be left", func() bool { e.do("GET", "/healthz", ""); return e.blobCount() == 0 })
+	}
+	var list api.Page[api.File]
+	e.do("GET", "/v1/files", "").get(t, &list)
+	if len(list.Data) != 0 {
+		t.Errorf("files %+v", list.Data)
+	}
 }
 
 // An upload happens once: by the client's key, though the boundary and so the

@@ -78,6 +78,12 @@ func TestResourceCalls(t *testing.T) {
 	if len(list.Data) != 3 || list.NextPage != nil {
 		t.Errorf("list = %+v", list)
 	}
+	// A resource is found in its own session only.
+	for _, method := range []string{"GET", "POST", "DELETE"} {
+		if a := e.do(method, "/v1/sessions/"+o.session+"/resources/"+repo.ID, `{"authorization_token":"x"}`); a.status != 404 {
+			t.Errorf("%s of a resource at another session: status %d: %s", method, a.status, a.body)
+		}
+	}
 	rotated := e.do("POST", at+"/"+repo.ID, fmt.Sprintf(`{"authorization_token":%q}`, secretToken+"2"))
 	if rotated.status != 200 || sealed() != secretToken+"2" {
 		t.Errorf("rotation: %s, token %q", rotated.body, sealed())
