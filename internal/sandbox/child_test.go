@@ -28,6 +28,7 @@ func contextFor(d time.Duration) (context.Context, context.CancelFunc) {
 //	snapshot  takes one snapshot, then kills itself between image and manifest
 //	restore   takes a snapshot, kills the sandbox, restores it, leaves it running
 //	hold      says so and waits to be killed
+//	starts    starts and kills others for ever
 //	find      finds the sandbox that another child left, looks at it, kills it
 func child(role string) {
 	dir := os.Getenv("PLANARIA_TEST_DIR")
@@ -68,6 +69,13 @@ func child(role string) {
 	case "hold":
 		fmt.Println("done:")
 		<-ctx.Done()
+	case "starts":
+		for i := 0; ; i++ {
+			fmt.Println("next:")
+			o, err := r.Start(ctx, sandbox.Spec{Workspace: "w1", ID: fmt.Sprint("other-", i), Fence: 7})
+			fail(err)
+			fail(o.Kill(ctx))
+		}
 	case "call":
 		run("call_000001", "echo begun; echo once >> /workspace/ran; sleep 1.5; echo ended")
 	case "snapshot":

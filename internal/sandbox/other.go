@@ -39,6 +39,10 @@ func unlockFolder(*os.File) error { return nil }
 
 func lockFolder(string) (*os.File, error) { return nil, unsupported() }
 
+func (r *Runtime) awaitCreates(context.Context) error { return nil }
+
+func (r *Runtime) sweepStrays() error { return nil }
+
 func (r *Runtime) create(context.Context, Spec, string) (*Sandbox, error) { return nil, unsupported() }
 
 func (s *Sandbox) boot(context.Context) error { return unsupported() }

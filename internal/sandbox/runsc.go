@@ -141,7 +141,11 @@ func (s *Sandbox) createContainer(ctx context.Context) error {
 	}
 	defer in.Close()
 	pidFile := filepath.Join(s.dir, "pid")
-	cmd := s.command(ctx, "create", "--bundle="+bundle, "--pid-file="+pidFile, st.Container)
+	// Whoever asks may leave meanwhile: half a container has processes that
+	// gVisor does not find again. So it is made whole and then given up.
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTime)
+	defer cancel()
+	cmd := s.command(whole, "create", "--bundle="+bundle, "--pid-file="+pidFile, st.Container)
 	cmd.Stdin = in
 	groups := s.joinCgroups(st.Limits)
 	if len(groups) > 0 {
@@ -166,6 +170,9 @@ func (s *Sandbox) createContainer(ctx context.Context) error {
 	s.mu.Unlock()
 	s.link.setup = out
 	s.watch()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	return s.save()
 }
 
@@ -313,6 +320,7 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 			if err := s.runsc(ctx, "delete", "--force", st.Container); err != nil && !strings.Contains(err.Error(), "does not exist") {
 				return fmt.Errorf("kill sandbox %s: %w", st.ID, err)
 			}
+			s.r.removeStrays(st.Container)
 		}
 		removeCgroups(st.Container)
 	}

@@ -104,6 +104,9 @@ func syncDir(dir string) error {
 // load finds what earlier processes left: live sandboxes are kept for Find,
 // everything half-made or dead is removed.
 func (r *Runtime) load(ctx context.Context) error {
+	if err := r.awaitCreates(ctx); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(filepath.Join(r.cfg.Dir, "live"))
 	if err != nil {
 		return err
@@ -126,6 +129,9 @@ func (r *Runtime) load(ctx context.Context) error {
 			// the next Open.
 			r.log.Error("cannot remove what is left of a sandbox", "session", s.ID(), "folder", s.dir, "err", err)
 		}
+	}
+	if err := r.sweepStrays(); err != nil {
+		return err
 	}
 	if err := r.sweepTemporary(); err != nil {
 		return err
