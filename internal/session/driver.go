@@ -190,6 +190,9 @@ func (d *driver) release(ctx context.Context, cause error) error {
 			n = st.tries["driver"] + 1
 		}
 		until := d.m.now().Add(d.m.patience.backoff(n, 0))
+		if errors.As(cause, new(*nodeError)) {
+			n, until = n-1, d.m.now().Add(d.m.patience.backoff(nodeTries, 0))
+		}
 		if d.seen == 0 { // it failed before it looked
 			_, _ = d.inbox(ctx) // what cannot be read does not count as seen
 		}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
@@ -124,6 +126,10 @@ func (d *driver) reattach(ctx context.Context) error {
 		return d.m.killNamed(ctx, d.key()) // a dead one leaves its folder
 	case errors.Is(err, sandbox.ErrFenced):
 		return fmt.Errorf("%w: %w", store.ErrFenced, err)
+	case errors.As(err, new(syscall.Errno)) && !errors.Is(err, fs.ErrNotExist):
+		// This node could not do its part (a full disk): that says nothing of the
+		// machine, which is not ended for it (trial G 111). It is tried again.
+		return &nodeError{err}
 	case err != nil:
 		// It lives and does not answer. What is brought back does.
 		d.m.log.Warn("the machine does not answer and is given up", "session", d.id, "err", err)
@@ -143,6 +149,15 @@ func (d *driver) reattach(ctx context.Context) error {
 	d.hold(newMachine(s))
 	return nil
 }
+
+// nodeError: what kept a driver from its work is not the session's but this
+// node's, and passes when a person sees to it. It uses up no patience.
+type nodeError struct{ error }
+
+func (e *nodeError) Unwrap() error { return e.error }
+
+// nodeTries is the wait after it, in failures in a row.
+const nodeTries = 5
 
 // machineRecord commits what became of the machine.
 func (d *driver) machineRecord(ctx context.Context, m store.Machine, more ...store.Draft) error {

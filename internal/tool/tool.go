@@ -10,6 +10,7 @@ package tool
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 
@@ -74,9 +75,29 @@ func Run(ctx context.Context, s *sandbox.Sandbox, c Call, progress func(text str
 	if err != nil {
 		return gateway.Answer{}, fmt.Errorf("run %s: %w", c.Name, err)
 	}
+	if t.Reads && r.Reason == forgotten {
+		if r, err = readAnew(ctx, s, c); err != nil {
+			return gateway.Answer{}, fmt.Errorf("run %s anew: %w", c.Name, err)
+		}
+	}
 	// An agent of this version bounds its results itself; one that an older
 	// snapshot brought back may not.
 	return Fit(ctx, s, c.ID, answer(t, r))
+}
+
+// forgotten is the reason of a result that the sandbox keeps no more.
+const forgotten = "gone"
+
+// readAnew reads once more under an id of its own. A reading tool's result is
+// acknowledged while it is on its way to the log: it does not arrive there when
+// the process is killed, and then nobody has seen it.
+func readAnew(ctx context.Context, s *sandbox.Sandbox, c Call) (*sandbox.Result, error) {
+	id := c.ID + "." + rand.Text()
+	r, err := s.Do(ctx, sandbox.Call{ID: id, Thread: c.Thread, Tool: c.Name, Input: c.Input})
+	if err != nil {
+		return nil, err
+	}
+	return r, s.Ack(ctx, id)
 }
 
 // block is a content block of the wire (reference section 9.4).
