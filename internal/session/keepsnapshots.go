@@ -190,9 +190,7 @@ func (m *Manager) noteSnapshot(ctx context.Context, key sessionKey, bodies ...st
 		if d.machine() == nil {
 			return errLater // it is being rebuilt, or brings its machine back
 		}
-		d.saves.take.Lock() // a compaction carries all snapshots that were logged before it
-		err := d.logSnapshots(ctx, nil, bodies...)
-		d.saves.take.Unlock()
+		err := d.noteSnapshots(ctx, bodies...)
 		if errors.Is(err, store.ErrFenced) {
 			return errLater
 		}
@@ -208,6 +206,13 @@ func (m *Manager) noteSnapshot(ctx context.Context, key sessionKey, bodies ...st
 		return errLater
 	}
 	return err
+}
+
+// noteSnapshots appends entries about snapshots that were taken before.
+func (d *driver) noteSnapshots(ctx context.Context, bodies ...store.Snapshot) error {
+	d.saves.take.Lock() // a compaction carries all snapshots that were logged before it
+	defer d.saves.take.Unlock()
+	return d.logSnapshots(ctx, nil, bodies...)
 }
 
 // keepSession does for one session's snapshots what is due.
@@ -362,7 +367,13 @@ func (m *Manager) keepNewest(ctx context.Context, key sessionKey, rows []store.S
 			m.keep.look(key.ws, key.id, left)
 			continue
 		}
-		if err := m.pack(ctx, key.ws, key.id, x.ID); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		err := m.pack(ctx, key.ws, key.id, x.ID, func(ctx context.Context, bodies ...store.Snapshot) error {
+			return m.noteSnapshot(ctx, key, bodies...)
+		})
+		if errors.Is(err, sandbox.ErrNotFound) {
+			continue // its image lies on another node, or is lost
+		}
+		if err != nil {
 			return err
 		}
 		m.keep.look(key.ws, key.id, time.Millisecond) // what it superseded
@@ -425,6 +436,9 @@ func (h *holders) during(key [2]string, f func(d *driver) error) error {
 	return f(h.all[key])
 }
 
+// noter appends entries about a session's snapshots.
+type noter func(ctx context.Context, bodies ...store.Snapshot) error
+
 // pack brings a snapshot into the blob store and logs it. It is there on return.
 //
 //  1. the packs, durable in the blob store. A crash from here to 2 leaves blobs
@@ -432,7 +446,9 @@ func (h *holders) during(key [2]string, f func(d *driver) error) error {
 //  2. the entry. It is refused when the earlier snapshot whose packs it shares
 //     was dropped meanwhile; what was stored is removed and the next try begins
 //     without it.
-func (m *Manager) pack(ctx context.Context, ws store.WorkspaceID, id store.SessionID, snapshot string) error {
+//
+// note appends the entry.
+func (m *Manager) pack(ctx context.Context, ws store.WorkspaceID, id store.SessionID, snapshot string, note noter) error {
 	m.keep.packing.Lock()
 	defer m.keep.packing.Unlock()
 	key := sessionKey{ws, id}
@@ -468,7 +484,7 @@ func (m *Manager) pack(ctx context.Context, ws store.WorkspaceID, id store.Sessi
 		p, err = m.cfg.Sandboxes.Pack(ctx, image, nil, sealer)
 	}
 	if err == nil {
-		err = m.logPack(ctx, key, p, earlier)
+		err = m.logPack(ctx, key, p, earlier, note)
 	}
 	if m.cfg.Observe != nil && ctx.Err() == nil {
 		var stored int64
@@ -480,7 +496,7 @@ func (m *Manager) pack(ctx context.Context, ws store.WorkspaceID, id store.Sessi
 	return err
 }
 
-func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed, earlier *sandbox.Packed) error {
+func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed, earlier *sandbox.Packed, note noter) error {
 	if err := m.fault("snapshot_packed"); err != nil {
 		return err
 	}
@@ -492,7 +508,7 @@ func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed
 			shared[b] = true
 		}
 	}
-	err := m.noteSnapshot(ctx, key, body)
+	err := note(ctx, body)
 	var gone bool
 	switch {
 	case err == nil:

@@ -472,3 +472,56 @@ func TestSuspendIntoDamaged(t *testing.T) {
 	}
 	e.Check()
 }
+
+// TestLostWhileSaved: the machine dies when its snapshot is taken and not in the
+// log yet. What is brought back is that snapshot: were an older state brought
+// back meanwhile, the snapshot would stand in the log as one of what came after.
+func TestLostWhileSaved(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: unsaved})
+	gate := e.World.HoldAfter("buy", "late")
+	id := e.Begin("late", llm.PlayScript{Steps: []llm.Step{
+		calls(shell(outward + "echo once >> /tmp/log")), acting("buy", "late"), calls(shell("cat /tmp/log")), ending}})
+	waitFor(t, "the call of the world", gate.Arrived())
+	arrived, release := e.Hold("session:before_snapshot")
+	saved := make(chan error, 1)
+	go func() { saved <- e.Sessions().SaveNow(t.Context(), "default", store.SessionID(id), 0) }()
+	waitFor(t, "the image", arrived)
+	e.KillSandbox(id)
+	gate.Release()
+	await(t, e, id, "the third output", outputs(3))
+	late := time.AfterFunc(1500*time.Millisecond, release) // in that time another machine would be there
+	defer late.Stop()
+	e.Finish(id)
+	if err := <-saved; err != nil {
+		t.Error(err)
+	}
+	if got := resultsOf(t, e, id); len(got) != 3 || got[2] != "once" {
+		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	if ms := machinesOf(t, e, id); len(ms) != 2 || ms[1].Act != store.MachineRestored || len(ms[1].Missing) != 0 {
+		t.Errorf("machines %+v", ms)
+	}
+	e.Check()
+}
+
+// TestSuspendWhatWasRead: what a process in the background wrote without using
+// the processor noticeably, and the model then read, is in the state that the
+// machine is suspended into.
+func TestSuspendWhatWasRead(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"snapshot": "manual", "linger_seconds": 0}})
+	slow := calls(llm.ToolCall{Name: "read", Input: map[string]any{"file_path": "/tmp/bg"}})
+	slow.DelayMS = 2500
+	id := e.Begin("sus", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("mkfifo /tmp/p; ( read -t 2 x <>/tmp/p; echo $EPOCHREALTIME > /tmp/bg; read -t 100 x <>/tmp/p ) & sleep 0.1")),
+		acting("buy", "sus"), slow, ending, calls(shell("sleep 0.3; cat /tmp/bg")), ending}})
+	e.Finish(id)
+	suspended(t, e, id)
+	e.Say(id, "[sus] Go on.")
+	e.Finish(id)
+	if got := resultsOf(t, e, id); len(got) != 4 || !strings.Contains(got[2], got[3]) {
+		t.Errorf("read before %q, after %q\n%s", got[2], got[3], e.Describe(id))
+	}
+	e.Check()
+}

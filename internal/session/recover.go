@@ -180,14 +180,13 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 		return d.mountedNow(ctx, b, needing)
 	}
 	d.letGo()
-	var m machineState
 	var tries int
-	d.read(func(st *state) { m, tries = st.machine, st.tries["machine"] })
+	d.read(func(st *state) { tries = st.tries["machine"] })
 	var err error
 	var cut error
 	d.during(ctx, func(soft context.Context) {
 		defer d.keepAlive(time.Hour)()
-		err = d.make(soft, m, tries)
+		err = d.make(soft, tries)
 		cut = context.Cause(soft)
 	})
 	var dead *crash
@@ -206,9 +205,16 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 
 // make makes the machine, where the driver holds none, and puts the session's
 // resources into it, as far as they are not there.
-func (d *driver) make(ctx context.Context, m machineState, tries int) (err error) {
+func (d *driver) make(ctx context.Context, tries int) (err error) {
 	if d.held() == nil {
 		d.letGo()
+		// What was saved of the one that died is in the log first: it is what is
+		// brought back, and never stands there as a state of the next one.
+		if err := d.savesOver(ctx); err != nil {
+			return err
+		}
+		var m machineState
+		d.read(func(st *state) { m = st.machine })
 		if m.Act == "" {
 			err = d.start(ctx, store.Machine{})
 		} else {

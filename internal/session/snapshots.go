@@ -186,6 +186,22 @@ func (d *driver) joinSave(ctx context.Context) {
 	}
 }
 
+// savesOver waits until no snapshot is taken or logged. None begins while no
+// machine is held.
+func (d *driver) savesOver(ctx context.Context) error {
+	t := time.NewTicker(5 * time.Millisecond)
+	defer t.Stop()
+	for !d.saves.take.TryLock() {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	d.saves.take.Unlock()
+	return nil
+}
+
 // endSaves ends what is under way; the driver leaves. What was cut short is an
 // image that no entry names, which is swept.
 func (d *driver) endSaves() {
@@ -352,8 +368,8 @@ func (d *driver) unsound(ctx context.Context, s *savedAs, why string) (bool, err
 	} else if _, err := d.m.cfg.Sandboxes.ReadSnapshot(s.Snapshot.Snapshot); err != nil {
 		return true, nil // the log did not take it, and its image was swept
 	}
-	if why != whyCommit {
-		return false, nil
+	if why != whyCommit && why != whySuspend {
+		return false, nil // the machine goes on from what it is
 	}
 	// What the model read since may have been written by a process that used too
 	// little of the processor to be noticed, or put there by ourselves.
@@ -462,7 +478,7 @@ func (d *driver) whole(ctx context.Context) error {
 			return errors.New("the machine dies each time that it is brought back")
 		case needed:
 			d.saves.brought++
-			if err := d.make(ctx, m, tries); err != nil {
+			if err := d.make(ctx, tries); err != nil {
 				return err
 			}
 			return errMachineGone
@@ -500,7 +516,7 @@ func (d *driver) store(ctx context.Context) error {
 	if err != nil || s == nil {
 		return err
 	}
-	return d.m.pack(ctx, d.ws, d.id, s.Snapshot.Snapshot)
+	return d.m.pack(ctx, d.ws, d.id, s.Snapshot.Snapshot, d.noteSnapshots)
 }
 
 // over tells errors that end the lease or the driver.

@@ -2,6 +2,8 @@ package session
 
 import (
 	"context"
+	"sync"
+	"time"
 
 	"github.com/planaria/planaria/internal/store"
 )
@@ -30,3 +32,17 @@ func (m *Manager) KeepNow(ctx context.Context, ws store.WorkspaceID, id store.Se
 
 // Taking stands for a snapshot under way.
 func (m *Manager) Taking() (release func()) { return m.keep.taking() }
+
+// HoldPacks keeps snapshots from being packed until release is called.
+func (m *Manager) HoldPacks() (release func()) {
+	m.keep.packing.Lock()
+	return sync.OnceFunc(m.keep.packing.Unlock)
+}
+
+// NextLook is how soon a session's snapshots are looked at again.
+func (m *Manager) NextLook(ws store.WorkspaceID, id store.SessionID) (time.Duration, bool) {
+	m.keep.mu.Lock()
+	defer m.keep.mu.Unlock()
+	at, ok := m.keep.due[sessionKey{ws, id}]
+	return time.Until(at), ok
+}

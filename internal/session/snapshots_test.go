@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,8 +92,8 @@ func suspended(t testing.TB, e *testenv.Env, id string) {
 var reading = llm.ToolCall{Name: "read", Input: map[string]any{"file_path": "/workspace/f"}}
 
 // TestSnapshotOfSteps: under policy step a snapshot is taken while the model
-// thinks, when the step changed something; a step that only read takes none, and
-// suspending takes none when nothing changed since.
+// thinks, when the step changed something; a step that only read takes none. The
+// machine is suspended into one that holds all that was read.
 func TestSnapshotOfSteps(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
@@ -102,8 +103,8 @@ func TestSnapshotOfSteps(t *testing.T) {
 	e.Finish(id)
 	suspended(t, e, id)
 	list := snapshotsOf(t, e, id)
-	if len(list) < 2 || list[0].Why != "step" || list[1].Why != "suspend" || list[1].Snapshot.Snapshot != list[0].Snapshot.Snapshot {
-		t.Fatalf("snapshots: %v, want one that was taken for the step and that the machine is suspended into\n%s", saidOf(list), e.Describe(id))
+	if len(list) < 2 || list[0].Why != "step" || list[1].Why != "suspend" || list[1].Snapshot.Snapshot == list[0].Snapshot.Snapshot {
+		t.Fatalf("snapshots: %v, want one that was taken for the first step and one that the machine is suspended into\n%s", saidOf(list), e.Describe(id))
 	}
 	first := seqOf(t, e, id, func(en store.Entry) bool { return en.Type == "agent.tool_result" })
 	outputs := 0
@@ -625,5 +626,49 @@ func TestExpired(t *testing.T) {
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			t.Errorf("%s: %s", c.name, diff)
 		}
+	}
+}
+
+// TestStoredAfterSuspend: under policy stored an irreversible call waits until
+// the state that the machine was suspended into is packed, also when nothing has
+// brought the machine back yet.
+func TestStoredAfterSuspend(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0, "output_commit": "stored"}})
+	id := e.Begin("store", llm.PlayScript{Steps: []llm.Step{calls(shell("echo x > /workspace/f")), ending, acting("buy", "store"), ending}})
+	release := e.Sessions().HoldPacks()
+	defer release()
+	e.Finish(id)
+	suspended(t, e, id)
+	e.Say(id, "[store] Buy.")
+	await(t, e, id, "the third output", outputs(3))
+	release()
+	e.Finish(id)
+	if n := e.World.Executions("buy", "store"); n != 1 {
+		t.Errorf("bought %d times\n%s", n, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestImageElsewhere: a snapshot that is not packed and whose image is not on
+// this node is not looked at again and again.
+func TestImageElsewhere(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
+	id := e.Begin("else", llm.PlayScript{Steps: []llm.Step{calls(shell("echo x > /workspace/f")), ending}})
+	release := e.Sessions().HoldPacks()
+	e.Finish(id)
+	suspended(t, e, id)
+	list := snapshotsOf(t, e, id)
+	if err := e.Machines().DropImage(list[len(list)-1].Snapshot.Snapshot); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	keeper := session.New(session.Config{DB: e.DB(), Sandboxes: e.Machines(), Logger: slog.New(slog.DiscardHandler)})
+	if err := keeper.KeepNow(t.Context(), "default", store.SessionID(id)); err != nil {
+		t.Fatal(err)
+	}
+	if left, ok := keeper.NextLook("default", store.SessionID(id)); ok && left < 10*time.Second {
+		t.Errorf("it is looked at again in %v", left)
 	}
 }

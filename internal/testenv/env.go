@@ -515,6 +515,14 @@ func (e *Env) StoreURL() string { return e.url }
 // Fired is closed when this life's fault has happened.
 func (e *Env) Fired() <-chan struct{} { return e.faults.firedCh() }
 
+// Hold makes whoever comes to a named point next (see Fault) wait there until
+// release is called, which the end of the test does too.
+func (e *Env) Hold(point string) (arrived <-chan struct{}, release func()) {
+	arrived, release = e.faults.hold(point)
+	e.t.Cleanup(release)
+	return arrived, release
+}
+
 // Points returns how often each named point was come to.
 func (e *Env) Points() map[string]int { return e.faults.points() }
 

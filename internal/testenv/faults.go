@@ -39,7 +39,11 @@ type faults struct {
 	dead  bool
 	fired chan struct{} // closed when this life's fault happened
 	die   func()        // cuts connections
+	holds map[string]*hold
 }
+
+// hold stops whoever comes to a point.
+type hold struct{ arrived, gone chan struct{} }
 
 func newFaults() *faults {
 	return &faults{hits: map[string]int{}, total: map[string]int{}, fired: make(chan struct{})}
@@ -76,6 +80,7 @@ func (f *faults) at(pkg string) func(string) error {
 }
 
 func (f *faults) hit(point string) error {
+	f.held(point)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.dead {
@@ -95,6 +100,30 @@ func (f *faults) hit(point string) error {
 		go f.die() // takes locks of its own; Crash waits for what it does
 	}
 	return fmt.Errorf("%w at %s", ErrFault, point)
+}
+
+// held waits at a point that is held, the first time that it is come to.
+func (f *faults) held(point string) {
+	f.mu.Lock()
+	h := f.holds[point]
+	delete(f.holds, point)
+	f.mu.Unlock()
+	if h != nil {
+		close(h.arrived)
+		<-h.gone
+	}
+}
+
+// hold makes whoever comes to a point next wait there until release is called.
+func (f *faults) hold(point string) (arrived <-chan struct{}, release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := &hold{make(chan struct{}), make(chan struct{})}
+	if f.holds == nil {
+		f.holds = map[string]*hold{}
+	}
+	f.holds[point] = h
+	return h.arrived, sync.OnceFunc(func() { close(h.gone) })
 }
 
 // kill makes the process dead at once.
