@@ -75,7 +75,12 @@ func (d *driver) compact(ctx context.Context, spec gateway.ModelSpec) error {
 		}
 		d.m.db.AppendRelaxed(d.lease, d.failedDrafts(a, "empty_summary", replyUsage(reply)))
 	}
-	kept := newest(st.messages, window/4*bytesPerToken)
+	room := window / 4 * bytesPerToken
+	short, err := d.withoutLong(ctx, st.messages, room)
+	if err != nil {
+		return err
+	}
+	kept := newest(short, room)
 	return d.compacted(ctx, asked{}, nil, store.Compaction{Method: "cut",
 		Summary: "Earlier history was cut because it did not fit. What follows is its newest part."}, st, kept)
 }

@@ -89,16 +89,68 @@ func (d *driver) showAll(ctx context.Context, in []gateway.Block, room *int64) (
 	return out, nil
 }
 
+// fileOf is the file that a block names; ok is false when it names none.
+func fileOf(b gateway.Block) (id store.FileID, ok bool) {
+	var src struct {
+		Type   string       `json:"type"`
+		FileID store.FileID `json:"file_id"`
+	}
+	if b.Type != "image" && b.Type != "document" || json.Unmarshal(b.Source, &src) != nil {
+		return "", false
+	}
+	return src.FileID, src.Type == "file"
+}
+
+// instead tells of a file that is not shown.
+func instead(b gateway.Block, id store.FileID, why string) gateway.Block {
+	return gateway.Block{Type: "text", Text: fmt.Sprintf("(the %s %s %s)", b.Type, id, why)}
+}
+
+// withoutLong takes files out that come to more than n bytes, the newest first to
+// stay: what is kept of a history that did not fit has to fit itself.
+func (d *driver) withoutLong(ctx context.Context, in []gateway.Message, n int) ([]gateway.Message, error) {
+	room := int64(n)
+	var short func(in []gateway.Block) ([]gateway.Block, error)
+	short = func(in []gateway.Block) (out []gateway.Block, err error) {
+		out = slices.Clone(in)
+		for i, b := range slices.Backward(in) {
+			if out[i].Content, err = short(b.Content); err != nil {
+				return nil, err
+			}
+			id, ok := fileOf(b)
+			if !ok {
+				continue
+			}
+			f, err := d.m.db.File(ctx, d.ws, id)
+			switch {
+			case errors.Is(err, store.ErrNotFound): // it takes no room
+			case err != nil:
+				return nil, fmt.Errorf("show file: %w", err)
+			case f.Size > room:
+				out[i] = instead(b, id, "was left out here: it is too long for the model's context window")
+			default:
+				room -= f.Size
+			}
+		}
+		return out, nil
+	}
+	out := slices.Clone(in)
+	for i, m := range slices.Backward(in) {
+		var err error
+		if out[i].Content, err = short(m.Content); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
 // show is withFiles for one image or document.
 func (d *driver) show(ctx context.Context, b gateway.Block, room *int64) (gateway.Block, error) {
-	var src struct {
-		Type   string `json:"type"`
-		FileID string `json:"file_id"`
-	}
-	if json.Unmarshal(b.Source, &src) != nil || src.Type != "file" {
+	id, ok := fileOf(b)
+	if !ok {
 		return b, nil
 	}
-	f, err := d.m.db.File(ctx, d.ws, store.FileID(src.FileID))
+	f, err := d.m.db.File(ctx, d.ws, id)
 	var why string
 	var content []byte
 	switch {
@@ -124,7 +176,7 @@ func (d *driver) show(ctx context.Context, b gateway.Block, room *int64) (gatewa
 		why = "is not UTF-8 text"
 	}
 	if why != "" {
-		return gateway.Block{Type: "text", Text: fmt.Sprintf("(the %s %s %s)", b.Type, src.FileID, why)}, nil
+		return instead(b, id, why), nil
 	}
 	*room -= f.Size
 	if binary {

@@ -521,7 +521,7 @@ func TestFilesInMessages(t *testing.T) {
 // A message that is longer than the window by itself is cut in the end, and the
 // session goes on (trial C1).
 func TestMessageLongerThanWindow(t *testing.T) {
-	e := newEnv(t, nil, nil, llm.Step{Text: "Done. Done. Done."}, done, done, done, done, done, done)
+	e := newEnv(t, nil, nil, llm.Step{Text: "Done. Done. Done."}, done, done, done, done, done, done, done, done, done, done)
 	scripted := e.model.Config.Handler
 	summaries := 0
 	e.model.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -550,6 +550,19 @@ func TestMessageLongerThanWindow(t *testing.T) {
 	e.send(id, message("and this"))
 	if reason, _ := e.rests(id, 3); reason != "end_turn" {
 		t.Errorf("rests with %s\n%s", reason, e.tell(id))
+	}
+	// A file that a message names is as long as it is, not as its name.
+	c, err := e.db.PutContent(t.Context(), ws, strings.NewReader(strings.Repeat("word ", 10_000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := e.db.CreateFile(t.Context(), store.File{Workspace: ws, ID: "file_long", Filename: "f", MIME: "text/plain", CreatedAt: e.db.Now()}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.send(id, m{"type": "user.message", "content": []m{{"type": "text", "text": "read this"}, {"type": "document", "source": m{"type": "file", "file_id": f.ID}}}})
+	if reason, _ := e.rests(id, 4); reason != "end_turn" {
+		t.Errorf("after a long file it rests with %s\n%s", reason, e.tell(id))
 	}
 }
 
