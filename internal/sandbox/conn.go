@@ -86,9 +86,18 @@ func (l *hostLink) accept(st *link.Stream) {
 		case <-ctx.Done():
 		}
 	}()
-	defer st.Close()
 	l.s.r.cfg.Egress(ctx, l.s, st)
+	cancel()
+	st.Leave(egressLinger, egressStall)
 }
+
+const (
+	// egressLinger is how long a process inside may keep a connection to the way
+	// out when that has ended it and all of its answer has arrived.
+	egressLinger = 5 * time.Second
+	// egressStall is how long it may read nothing of the rest of an answer.
+	egressStall = 15 * time.Minute
+)
 
 // listen puts a socket of this process in the place that the agent dials. The
 // rename replaces one of an earlier owner at once; the agent notices.

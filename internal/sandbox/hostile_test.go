@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -266,4 +267,33 @@ func TestFailsClosed(t *testing.T) {
 	if out.Load() == 0 {
 		t.Error("a good copy has no way out")
 	}
+}
+
+// TestConnectionsNeverClosed: processes inside that never close their connections
+// to the way out, although it has ended them, do not keep others from it.
+func TestConnectionsNeverClosed(t *testing.T) {
+	t.Parallel()
+	e := open(t, func(c *sandbox.Config) {
+		c.Egress = func(_ context.Context, _ *sandbox.Sandbox, conn io.ReadWriteCloser) {
+			_, _ = io.WriteString(conn, strings.Repeat("sealed\n", 1000))
+			_ = conn.Close()
+		}
+	})
+	s := e.start("hoarder")
+	got := e.sh(s, `cat > hoard.pl <<'EOF'
+use IO::Socket::INET;
+for (1..520) {
+  my $c = IO::Socket::INET->new("127.0.0.1:3128") or die $!;
+  push @c, $c;
+  $n++ if $_ % 2 && <$c>; # the others read nothing
+}
+print "$n\n";
+close STDOUT;
+sleep 1000;
+EOF
+mkfifo says; perl hoard.pl > says 2> /dev/null & cat says`)
+	if n, _ := strconv.Atoi(got); n < 200 {
+		t.Fatalf("%q connections were answered", got)
+	}
+	e.sh(s, `until exec 3<>/dev/tcp/127.0.0.1/3128 && read -t 5 line <&3 && test "$line" = sealed; do sleep 0.2; done`)
 }

@@ -15,6 +15,10 @@ import (
 // maxEgress bounds the connections to the proxy at one time.
 const maxEgress = 512
 
+// lastRead is how long a process may take to read the rest of a connection that
+// is over.
+const lastRead = 15 * time.Minute
+
 // egress takes connections of processes at the proxy's address inside and
 // carries each over a stream of its own. The inner leg is loopback and survives
 // a snapshot; so does the stream in the original. In a restored copy streams are
@@ -95,6 +99,19 @@ func (a *Agent) carry(c net.Conn) {
 			_ = c.Close()
 		}
 	}()
-	<-down
-	<-up
+	// When the stream is over nobody reads what the process still sends: its
+	// connection ends, also where it never closes it. What has come for it is
+	// handed on before.
+	select {
+	case <-down:
+	case <-s.Done():
+		_ = c.SetWriteDeadline(time.Now().Add(lastRead))
+		<-down
+	}
+	select {
+	case <-up:
+	case <-s.Done():
+		_ = c.Close()
+		<-up
+	}
 }

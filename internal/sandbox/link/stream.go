@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 )
 
 // Stream is a two-way byte stream. Reads and writes may run concurrently with
@@ -115,6 +116,39 @@ func (s *Stream) Close() error {
 	s.cond.Broadcast()
 	s.mux.work.Broadcast()
 	return nil
+}
+
+// Leave closes the stream for one who reads no more of it, and returns when it is
+// over. A peer that has taken all that was written, and does not end its side
+// within linger, is told so by a reset; one that has not, when it takes nothing for
+// stall.
+func (s *Stream) Leave(linger, stall time.Duration) {
+	_ = s.Close()
+	t := time.NewTicker(linger)
+	defer t.Stop()
+	last, _ := s.taken()
+	for quiet := linger; ; quiet += linger {
+		select {
+		case <-s.done:
+			return
+		case <-t.C:
+		}
+		switch now, all := s.taken(); {
+		case now != last:
+			last, quiet = now, 0
+		case all || quiet >= stall:
+			s.Reset()
+			return
+		}
+	}
+}
+
+// taken tells how far the peer has consumed what was written, and whether that is
+// all of it with its end.
+func (s *Stream) taken() (off uint64, all bool) {
+	s.mux.mu.Lock()
+	defer s.mux.mu.Unlock()
+	return s.acked, s.finAcked && len(s.out) == 0
 }
 
 // Reset ends the stream in both directions at once.
