@@ -30,7 +30,9 @@ type StreamOptions struct {
 	Live bool
 	// Thread follows one thread of the session.
 	Thread string
-	// Deltas are the types that are previewed: TypeAgentMessage, TypeAgentThinking.
+	// Deltas are the types that are previewed: TypeAgentMessage, TypeAgentThinking,
+	// TypeAgentToolUse (what a command prints). What is under way when a connection
+	// opens begins with EventStart and what there is of it, so also again after a cut.
 	Deltas []EventType
 	// Silence replaces StreamSilence when not 0.
 	Silence time.Duration

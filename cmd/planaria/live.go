@@ -15,7 +15,10 @@ type liveText struct {
 	tty  bool
 	open string // id of the message whose fragments are being printed
 	part strings.Builder
-	spin *spinner
+	// again is how many bytes of part come a second time: the stream was cut, and
+	// opened in the middle of the message.
+	again int
+	spin  *spinner
 
 	running string          // id of the command whose line is being gathered
 	line    strings.Builder // of its output, not ended yet
@@ -34,6 +37,13 @@ func newLiveText(a *app) *liveText {
 	return &liveText{a: a, tty: isTerminal(a.stderr) && isTerminal(a.stdout)}
 }
 
+// start begins a message anew: what was printed of it comes again.
+func (l *liveText) start(id string) {
+	if l.open == id {
+		l.again = l.part.Len()
+	}
+}
+
 // delta prints a fragment of a message.
 func (l *liveText) delta(id, text string) {
 	if l.a.json {
@@ -45,6 +55,8 @@ func (l *liveText) delta(id, text string) {
 		l.open = id
 	}
 	text = clean(text)
+	seen := min(l.again, len(text))
+	l.again, text = l.again-seen, text[seen:]
 	l.part.WriteString(text)
 	fmt.Fprint(l.a.stdout, text)
 }
@@ -141,7 +153,7 @@ func (l *liveText) endMessage() {
 	l.stop()
 	if l.open != "" {
 		fmt.Fprintln(l.a.stdout)
-		l.open = ""
+		l.open, l.again = "", 0
 		l.part.Reset()
 	}
 }

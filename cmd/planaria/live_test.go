@@ -68,6 +68,25 @@ func TestLiveOutputIsBounded(t *testing.T) {
 	}
 }
 
+// A message whose stream was cut and opened again in its middle is shown once.
+func TestMessageComesAgain(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	l := newLiveText(&app{stdout: &stdout, stderr: &stderr})
+	l.start("m")
+	l.delta("m", "one ")
+	l.delta("m", "twö ")
+	l.start("m")
+	l.delta("m", "one t")
+	l.delta("m", "wö three")
+	l.message("m", "one twö three four")
+	l.start("n")
+	l.delta("n", "next")
+	l.message("n", "next")
+	if got := stdout.String(); got != "one twö three four\nnext\n" {
+		t.Errorf("shown: %q", got)
+	}
+}
+
 // output reads what a command prints to stderr, until a line holds a text.
 func readUntil(t *testing.T, r *bufio.Reader, text string) (all string) {
 	t.Helper()
@@ -82,6 +101,31 @@ func readUntil(t *testing.T, r *bufio.Reader, text string) (all string) {
 	}
 }
 
+// lateStream opens a stream in the middle of a command: it shows a start, all
+// that was printed since the command began, and what is printed now.
+func lateStream(ctx context.Context, t *testing.T, c *api.Client, id, use string) {
+	t.Helper()
+	var got []api.Event
+	for e, err := range c.Stream(ctx, id, api.StreamOptions{Live: true, Deltas: []api.EventType{api.TypeAgentToolUse}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, e); len(got) == 3 {
+			break
+		}
+	}
+	start, ok := got[0].Body.(*api.EventStart)
+	if !ok || start.Event.ID != use || start.Event.Type != api.TypeAgentToolUse {
+		t.Errorf("a late stream begins with %+v, want the start of %s", got[0], use)
+	}
+	for i, e := range got[1:] {
+		d, ok := e.Body.(*api.EventDelta)
+		if !ok || d.EventID != use || i == 0 && !strings.HasPrefix(d.Delta.Content.Text, "first\n") || !strings.Contains(d.Delta.Content.Text, "tick") {
+			t.Errorf("then comes %+v, want what %s printed", e, use)
+		}
+	}
+}
+
 // What a command prints in a machine is on streams that ask for it, and before
 // the person, while it runs. A call that asks is asked for here too.
 func TestRunShowsCommands(t *testing.T) {
@@ -92,7 +136,7 @@ func TestRunShowsCommands(t *testing.T) {
 		return llm.Step{Tools: []llm.ToolCall{{Name: "bash", Input: map[string]any{"command": command}}}}
 	}
 	s.model.Add(t, testenv.Marked("live", llm.PlayScript{Steps: []llm.Step{
-		bash(`while :; do printf '\033[31mtick\033[0m\n'; sleep 0.1; done`), {Text: "Stopped."}}}))
+		bash(`echo first; while :; do printf '\033[31mtick\033[0m\n'; sleep 0.1; done`), {Text: "Stopped."}}}))
 	s.model.Add(t, testenv.Marked("asks", llm.PlayScript{Steps: []llm.Step{bash("echo was allowed"), {Text: "Done."}}}))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -139,6 +183,7 @@ func TestRunShowsCommands(t *testing.T) {
 			break
 		}
 	}
+	lateStream(ctx, t, c, id, use)
 	if _, err := c.SendEvents(ctx, id, &api.UserInterrupt{}); err != nil {
 		t.Fatal(err)
 	}

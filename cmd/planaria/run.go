@@ -248,6 +248,8 @@ func (r *runner) take(ctx context.Context, e api.Event) (done bool, err error) {
 		r.began = true
 	}
 	switch b := e.Body.(type) {
+	case *api.EventStart:
+		r.out.start(b.Event.ID)
 	case *api.EventDelta:
 		if _, command := r.calls[b.EventID].Body.(*api.AgentToolUse); command {
 			r.out.output(b.EventID, b.Delta.Content.Text)

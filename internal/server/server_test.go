@@ -56,6 +56,10 @@ scripts:
         text: "one two three four five six seven eight nine ten"
         chunk: 5
         chunk_delay_ms: 2
+      - when: {user: "drag on"}
+        text: "The answer goes on and on, so that a second reader comes in its middle and wants to know how it began."
+        chunk: 2
+        chunk_delay_ms: 25
       - when: {user: "use the tool"}
         tools:
           - {name: lookup, input: {key: a}}

@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -61,7 +62,7 @@ func (s *server) stream(ctx context.Context, c *call, x store.Session) error {
 		defer stop()
 		deltas = ch
 	}
-	st := &eventStream{s: s, c: c, w: c.w, rc: http.NewResponseController(c.w), session: x, skip: from.queued,
+	st := &eventStream{s: s, c: c, w: c.w, rc: http.NewResponseController(c.w), session: x, seq: from.seq, skip: from.queued,
 		previews: previews, done: map[string]bool{}}
 	st.terminated = x.Status == store.StatusTerminated
 	if err := st.open(); err != nil {
@@ -165,6 +166,7 @@ type eventStream struct {
 	w          http.ResponseWriter
 	rc         *http.ResponseController
 	session    store.Session
+	seq        store.Seq       // of the newest entry that was taken
 	skip       map[string]bool // queued events not to be shown as queued
 	previews   map[string]bool
 	done       map[string]bool // previews that are over: the final event was sent
@@ -263,14 +265,14 @@ func (st *eventStream) run(ctx context.Context, f *store.Follower, deltas <-chan
 	for {
 		var end bool
 		var err error
+		live := deltas
+		if st.seq < st.session.Head {
+			live = nil // previews are of what comes behind the log that is still to be shown
+		}
 		select {
 		case b := <-batches:
-			end, err = st.take(b)
-		case d, ok := <-deltas:
-			if !ok {
-				deltas = nil
-				continue
-			}
+			end, err = st.takeInOrder(b, live)
+		case d := <-live:
 			err = st.delta(d)
 		case <-ping.C:
 			end, err = st.ping()
@@ -308,6 +310,34 @@ func (st *eventStream) fail(e *api.Error) error {
 	return st.frame("", body)
 }
 
+// takeInOrder writes a batch where it belongs among the previews. What was
+// published of an event before it was committed waits in deltas by now: previews
+// of answers come before what ends them, those of a tool use behind its event,
+// and not at all behind its result.
+func (st *eventStream) takeInOrder(b batch, deltas <-chan session.Delta) (end bool, err error) {
+	var behind []session.Delta
+	for range cap(deltas) {
+		if len(deltas) == 0 {
+			break
+		}
+		d := <-deltas
+		if d.Type == string(api.TypeAgentToolUse) {
+			behind = append(behind, d)
+		} else if err := st.delta(d); err != nil {
+			return false, err
+		}
+	}
+	if end, err = st.take(b); end || err != nil {
+		return end, err
+	}
+	for _, d := range behind {
+		if err := st.delta(d); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
 // take writes a batch; end says that nothing will follow.
 func (st *eventStream) take(b batch) (end bool, err error) {
 	if errors.Is(b.err, store.ErrNotFound) {
@@ -327,8 +357,9 @@ func (st *eventStream) take(b batch) (end bool, err error) {
 		case it.Entry.Kind == store.KindEvent:
 			end, err = st.event(*it.Entry)
 		}
-		if it.Entry != nil && st.terminated && it.Entry.Seq >= st.session.Head {
-			end = true
+		if it.Entry != nil {
+			st.seq = it.Entry.Seq
+			end = end || st.terminated && st.seq >= st.session.Head
 		}
 		if end || err != nil {
 			return end, err
@@ -354,13 +385,31 @@ func (st *eventStream) event(e store.Entry) (end bool, err error) {
 		return true, err
 	}
 	delete(st.skip, e.ID)
-	if st.previews[e.Type] && e.Type != string(api.TypeAgentToolUse) { // a tool use is followed by its previews
+	if id := st.closes(e); id != "" {
 		if len(st.done) >= maxDone {
 			clear(st.done) // previews come with their event or not at all
 		}
-		st.done[e.ID] = true
+		st.done[id] = true
 	}
 	return e.Type == string(api.TypeSessionStatusTerminated), st.frame(strconv.FormatInt(int64(e.Seq), 10), w)
+}
+
+// closes is the id whose previews an event ends: its own, or of a tool use, which
+// is followed by its previews, that of its result.
+func (st *eventStream) closes(e store.Entry) string {
+	switch typ := api.EventType(e.Type); {
+	case typ == api.TypeAgentToolResult && st.previews[string(api.TypeAgentToolUse)]:
+		var b struct {
+			ToolUseID string `json:"tool_use_id"`
+		}
+		if len(e.Body) == 0 || json.Unmarshal(e.Body, &b) != nil {
+			return "" // erased
+		}
+		return b.ToolUseID
+	case typ == api.TypeAgentToolUse || !st.previews[e.Type]:
+		return ""
+	}
+	return e.ID
 }
 
 // delta writes a preview, if it was asked for and its event is not there yet; of

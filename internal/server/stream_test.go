@@ -296,6 +296,48 @@ func TestS1Recipe(t *testing.T) {
 	}
 }
 
+// Who opens a stream in the middle of an answer sees its start and all of it,
+// from now on as well as with a cursor, behind the log that the cursor asks for.
+func TestStreamLateReader(t *testing.T) {
+	e := newEnv(t)
+	o := e.fill(adminKey)
+	path := "/v1/sessions/" + o.session + "/events/stream"
+	early := e.stream(path + "?event_deltas[]=agent.message")
+	e.say(o.session, "drag on")
+	early.until("event_delta")
+	early.until("event_delta")
+	for _, headers := range [][]string{nil, {"Last-Event-ID", "0"}} {
+		late := e.stream(path+"?event_deltas[]=agent.message", headers...)
+		frames := late.until("event_start")
+		if headers == nil && len(frames) > 1 {
+			t.Errorf("before the start: %+v", frames)
+		}
+		frames = append(frames[len(frames)-1:], late.until("agent.message")...)
+		late.close()
+		final := frames[len(frames)-1]
+		frames = frames[:len(frames)-1]
+		if frames[0].event != "event_start" || frames[0].data["event"].(map[string]any)["id"] != final.eventID() {
+			t.Fatalf("%v: first frame %+v, want the start of %s", headers, frames[0], final.eventID())
+		}
+		said := ""
+		for _, f := range frames[1:] {
+			if f.event != "event_delta" {
+				t.Fatalf("%v: %+v behind the start", headers, f)
+			}
+			said += f.data["delta"].(map[string]any)["content"].(map[string]any)["text"].(string)
+		}
+		if want := final.data["content"].([]any)[0].(map[string]any)["text"]; said != want {
+			t.Errorf("%v: the previews say %q, the message %q", headers, said, want)
+		}
+		e.idle(o.session)
+		e.say(o.session, "drag on")
+		early.until("event_start")
+		early.until("event_delta")
+		early.until("event_delta")
+	}
+	early.close()
+}
+
 // A cursor that the log does not know: said so, then live.
 func TestStreamReset(t *testing.T) {
 	e := newEnv(t)

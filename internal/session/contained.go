@@ -299,6 +299,7 @@ const unrunField = "not_run"
 func (d *driver) inside(ctx context.Context, b *machine, c *call) (gateway.Answer, error) {
 	b.begin(c.event)
 	defer b.end(c.event)
+	defer d.m.hub.end(d.id, c.event)
 	if err := d.m.fault("call_begun"); err != nil {
 		return gateway.Answer{}, err
 	}
@@ -396,12 +397,12 @@ func (d *driver) keepAlive(limit time.Duration) (stop func()) {
 	return func() { close(done); <-ended }
 }
 
-// progress hands a call's live output to those who watch.
+// progress hands a call's live output to those who watch, now or later.
 func (d *driver) progress(c *call) func(string) {
 	begun := false
 	return func(text string) {
 		d.alive()
-		if text == "" || !d.m.hub.watched(d.id) {
+		if text == "" {
 			return
 		}
 		if !begun {

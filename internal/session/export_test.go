@@ -74,3 +74,30 @@ func LeftNamed(files []sandbox.File) string {
 	}
 	return l.words()
 }
+
+// Limits of previews.
+const (
+	MaxPreviewText  = maxPreviewText
+	MaxPreviews     = maxPreviews
+	MaxPreviewBytes = maxPreviewBytes
+)
+
+// Publish hands out a preview as a driver does, EndPreviews ends some.
+func (m *Manager) Publish(id store.SessionID, d Delta)                     { m.hub.publish(id, d) }
+func (m *Manager) EndPreviews(id store.SessionID, events ...store.EventID) { m.hub.end(id, events...) }
+
+// PreviewBytes is how much text is kept of previews, as it is counted; it is
+// counted anew and must be the same.
+func (m *Manager) PreviewBytes() (n int) {
+	m.hub.mu.Lock()
+	defer m.hub.mu.Unlock()
+	for _, list := range m.hub.open {
+		for _, p := range list {
+			n += p.size()
+		}
+	}
+	if n != m.hub.kept {
+		panic(fmt.Sprintf("%d bytes are kept, %d are counted", n, m.hub.kept))
+	}
+	return n
+}

@@ -93,6 +93,7 @@ func (d *driver) ask(ctx context.Context, req gateway.ModelRequest, purpose stri
 	}
 	var reply *gateway.ModelReply
 	var err error
+	defer d.m.hub.end(d.id, a.message, a.think)
 	d.during(ctx, func(soft context.Context) {
 		reply, err = d.m.cfg.Gateway.Model(soft, d.scope, req, d.previews(a))
 		if err != nil && context.Cause(soft) != nil {
@@ -129,9 +130,6 @@ func (d *driver) previews(a asked) func(gateway.ModelDelta) {
 		if m.Type == "text" && !known {
 			i = len(position)
 			position[m.Index] = i
-		}
-		if !d.m.hub.watched(d.id) {
-			return
 		}
 		switch {
 		case m.Type == "thinking" && !thinking:
