@@ -83,7 +83,7 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string),
 	}
 	for {
 		var reply wire.Reply
-		if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
+		if err := wire.ReadReply(st, &reply); err != nil {
 			return nil, s.why(ctx, err)
 		}
 		select {
@@ -229,7 +229,7 @@ func (s *Sandbox) adminOnce(ctx context.Context, req wire.Admin, body io.Reader)
 	}
 	st.CloseWrite()
 	var reply wire.AdminReply
-	if err := wire.ReadMessage(st, wire.MaxMessage, &reply); err != nil {
+	if err := wire.ReadReply(st, &reply); err != nil {
 		return nil, s.why(ctx, err)
 	}
 	return &reply, replyError(&reply)
@@ -324,7 +324,7 @@ func (s *Sandbox) GetFile(ctx context.Context, path string) (io.ReadCloser, int6
 	var reply wire.AdminReply
 	err = wire.WriteMessage(st, wire.Admin{Op: wire.OpGet, Path: path})
 	if err == nil {
-		err = wire.ReadMessage(st, wire.MaxMessage, &reply)
+		err = wire.ReadReply(st, &reply)
 	}
 	if err == nil {
 		if err = replyError(&reply); err == nil && reply.Size < 0 {

@@ -11,6 +11,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -241,4 +243,45 @@ func TestStateIsSavedInOrder(t *testing.T) {
 		}
 	}
 	wait.Wait()
+}
+
+// TestSwollenAnswers: an agent that says as much as it may, in as many values as
+// fit, costs the server little more than that.
+func TestSwollenAnswers(t *testing.T) {
+	l := newLinked(t, sandbox.Config{})
+	swell := func(head, value, tail string) []byte {
+		n := (wire.MaxMessage - len(head) - len(value) - len(tail)) / (len(value) + 1)
+		var out bytes.Buffer
+		if err := wire.WriteMessage(&out, json.RawMessage(head+strings.Repeat(value+",", n)+value+tail)); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	answers := map[string][]byte{
+		wire.KindAdmin: swell(`{"files":[`, `{}`, `]}`),
+		wire.KindCall:  swell(`{"result":{"images":[`, `{}`, `]}}`),
+	}
+	mux := link.New(link.Guest, func(s *link.Stream) {
+		_, _ = s.Write(answers[s.Kind()])
+		s.CloseWrite()
+		_, _ = io.Copy(io.Discard, s)
+	})
+	defer mux.Close()
+	l.agent(mux, 1)
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	for name, ask := range map[string]func() error{
+		"list": func() error { _, _, err := l.s.ListFiles(ctx, "/"); return err },
+		"call": func() error { _, err := l.s.Do(ctx, sandbox.Call{ID: "c", Tool: "bash"}); return err },
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := ask()
+		runtime.ReadMemStats(&after)
+		took := (after.TotalAlloc - before.TotalAlloc) >> 20
+		t.Logf("%s: %d MiB, %v", name, took, err)
+		if !errors.Is(err, wire.ErrTooLarge) || took > 8*wire.MaxMessage>>20 {
+			t.Errorf("%s: took %d MiB, %v", name, took, err)
+		}
+	}
 }

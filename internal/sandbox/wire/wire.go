@@ -232,22 +232,63 @@ func WriteMessage(w io.Writer, v any) error {
 	return err
 }
 
+// maxValues bounds the values in what the agent says. In memory one of three
+// bytes takes twenty times as many. Most has a list of 10,000 files: six each.
+const maxValues = 1 << 18
+
+// ReadReply reads one message of the agent's, whoever it may be by now.
+func ReadReply(r io.Reader, v any) error {
+	body, err := readBody(r, MaxMessage)
+	if err != nil {
+		return err
+	}
+	if countValues(body) > maxValues {
+		return fmt.Errorf("read message of more than %d values: %w", maxValues, ErrTooLarge)
+	}
+	return json.Unmarshal(body, v)
+}
+
+// countValues counts the values in JSON, or more: each but the first follows one
+// of three characters.
+func countValues(body []byte) (n int) {
+	quoted := false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted && c == '\\':
+			i++
+		case !quoted && (c == ',' || c == '[' || c == '{'):
+			n++
+		}
+	}
+	return n
+}
+
 // ReadMessage reads one message of at most limit bytes.
 func ReadMessage(r io.Reader, limit uint32, v any) error {
+	body, err := readBody(r, limit)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, v)
+}
+
+func readBody(r io.Reader, limit uint32) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return err
+		return nil, err
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	if n > limit {
-		return fmt.Errorf("read message of %d bytes: %w", n, ErrTooLarge)
+		return nil, fmt.Errorf("read message of %d bytes: %w", n, ErrTooLarge)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		return err
+		return nil, err
 	}
-	return json.Unmarshal(body, v)
+	return body, nil
 }
