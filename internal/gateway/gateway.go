@@ -124,6 +124,10 @@ type Answer struct {
 	Whole json.RawMessage
 }
 
+// Plain takes out of a text what a terminal obeys and what nobody sees, as it is
+// done with answers from outside (attack M10).
+func Plain(text string) string { return keeper.Plain(text) }
+
 // Progress says where an effect stands after Continue or Settle.
 type Progress struct {
 	Done   bool // its end is committed together with result's drafts

@@ -57,8 +57,9 @@ Dialogs of a page are accepted and told. Downloads go to /workspace/downloads. S
 		`"text":{"type":"string","description":"For type: what the field will hold."},` +
 		`"submit":{"type":"boolean","description":"For type: press Enter after it."}` +
 		`},"required":["action"],"additionalProperties":false}`),
-	Named: true,
-	empty: "(the page is empty)",
+	Named:   true,
+	foreign: true,
+	empty:   "(the page is empty)",
 	check: checked(checkBrowser),
 }
 

@@ -64,6 +64,8 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 		{"set", "bash", in{"command": "y=2; sleep 300 & echo $! > /tmp/background"}, "", false},
 		{"restart", "bash", in{"restart": true, "command": "echo ${y:-gone}; kill -0 $(cat /tmp/background) && echo alive; kill $(cat /tmp/background)"}, "gone\nalive", false},
 		{"bytes that are no text", "bash", in{"command": `printf 'a\377\376b'`}, "a\uFFFDb", false},
+		{"codes for a terminal", "bash", in{"command": `printf '\033[0;39m1\033[0m\r\n\033]0;title\007two\U000E0041.\0'`}, "1\ntwo.", false},
+		{"nothing but codes", "bash", in{"command": `printf '\033[0m'`}, "(no output)", false},
 		{"more time than there is", "bash", in{"command": "sleep 0.3; echo done", "timeout_ms": int64(math.MaxInt64)}, "done", false},
 		{"functions with names of builtins", "bash", in{"command": "for n in read eval printf; do builtin eval \"$n() { echo mine; }\"; done; printf", "timeout_ms": 5000}, "mine", false},
 		{"and after them", "bash", in{"command": "unset -f read eval printf; printf own", "timeout_ms": 5000}, "own", false},

@@ -31,6 +31,10 @@ type Tool struct {
 
 	// check refuses an input that the tool cannot work with.
 	check func(input json.RawMessage) error
+	// foreign: its text comes from programs and pages, not from files that are to
+	// be changed by their very bytes: what a terminal obeys and what nobody sees is
+	// taken out (attack M10).
+	foreign bool
 	// empty stands for a result without text: a content block needs some.
 	empty string
 }
@@ -116,8 +120,12 @@ type source struct {
 // answer makes content blocks of a result.
 func answer(t Tool, r *sandbox.Result) gateway.Answer {
 	var blocks []block
-	if r.Text != "" {
-		blocks = append(blocks, block{Type: "text", Text: r.Text})
+	text := r.Text
+	if t.foreign {
+		text = gateway.Plain(text)
+	}
+	if text != "" {
+		blocks = append(blocks, block{Type: "text", Text: text})
 	}
 	for _, i := range r.Images {
 		blocks = append(blocks, block{Type: "image", Source: &source{"base64", i.MediaType, i.Data}})
