@@ -64,6 +64,7 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 		{"set", "bash", in{"command": "y=2; sleep 300 & echo $! > /tmp/background"}, "", false},
 		{"restart", "bash", in{"restart": true, "command": "echo ${y:-gone}; kill -0 $(cat /tmp/background) && echo alive; kill $(cat /tmp/background)"}, "gone\nalive", false},
 		{"bytes that are no text", "bash", in{"command": `printf 'a\377\376b'`}, "a\uFFFDb", false},
+		{"folders for everybody", "bash", in{"command": "stat -c '%a %n' /tmp /dev/shm"}, "1777 /tmp\n1777 /dev/shm", false},
 		{"codes for a terminal", "bash", in{"command": `printf '\033[0;39m1\033[0m\r\n\033]0;title\007two\U000E0041.\0'`}, "1\ntwo.", false},
 		{"nothing but codes", "bash", in{"command": `printf '\033[0m'`}, "(no output)", false},
 		{"more time than there is", "bash", in{"command": "sleep 0.3; echo done", "timeout_ms": int64(math.MaxInt64)}, "done", false},

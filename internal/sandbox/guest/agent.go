@@ -84,7 +84,7 @@ func begin() (*Agent, error) {
 			return nil, err
 		}
 	}
-	if err := os.Chmod("/tmp", 0o1777); err != nil {
+	if err := os.Chmod("/tmp", 0o777|os.ModeSticky); err != nil {
 		return nil, err
 	}
 	if err := setIdentity(&setup.Identity); err != nil {
