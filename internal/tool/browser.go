@@ -60,7 +60,7 @@ Dialogs of a page are accepted and told. Downloads go to /workspace/downloads. S
 	Named:   true,
 	foreign: true,
 	empty:   "(the page is empty)",
-	check: checked(checkBrowser),
+	check:   checked(checkBrowser),
 }
 
 func checkBrowser(in browserInput) error {
