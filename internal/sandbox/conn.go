@@ -433,6 +433,8 @@ func (s *Sandbox) raise(fence uint64) (higher bool, err error) {
 	defer s.saving.Unlock()
 	st := s.snapshotState()
 	switch {
+	case s.ending:
+		return false, ErrNotFound
 	case fence < st.Fence:
 		return false, fmt.Errorf("%w: fence %d, held under %d", ErrFenced, fence, st.Fence)
 	case fence == st.Fence:

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,6 +44,55 @@ func TestStoppedOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.sh(s, "true")
+}
+
+// TestEndedUnder: who ends a sandbox that nobody seems to hold does not end the one
+// that a newer owner finds in the same moment: either it is ended or it is found.
+func TestEndedUnder(t *testing.T) {
+	t.Parallel()
+	e := open(t)
+	found, ended := 0, 0
+	for round := uint64(0); round < 12; round++ {
+		s := e.start("contested")
+		fence, ok := e.r.FenceOf("w1", "contested")
+		if !ok || fence != 1 {
+			t.Fatalf("held under %d, %v", fence, ok)
+		}
+		var ferr, eerr error
+		var wait sync.WaitGroup
+		first := time.After(time.Duration(round/2%3) * 100 * time.Microsecond)
+		wait.Go(func() {
+			if round%2 == 0 {
+				<-first
+			}
+			eerr = e.r.EndUnder(t.Context(), "w1", "contested", fence)
+		})
+		if round%2 == 1 {
+			<-first
+		}
+		_, ferr = e.r.Find(t.Context(), "w1", "contested", 2)
+		wait.Wait()
+		if eerr != nil {
+			t.Fatal(eerr)
+		}
+		if ferr == nil {
+			found++
+			if got := e.sh(s, "echo lives"); got != "lives" {
+				t.Errorf("it says %q", got)
+			}
+			if err := e.r.EndUnder(t.Context(), "w1", "contested", 2); err != nil {
+				t.Fatal(err)
+			}
+		} else if ended++; !errors.Is(ferr, sandbox.ErrNotFound) {
+			t.Errorf("not found: %v", ferr)
+		}
+		select {
+		case <-s.Done():
+		case <-time.After(10 * time.Second):
+			t.Fatal("an ended sandbox lives")
+		}
+	}
+	t.Logf("%d were found, %d ended", found, ended)
 }
 
 // TestPartsKilled: the file server of a sandbox dies, or its first process. In

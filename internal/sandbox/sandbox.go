@@ -316,6 +316,7 @@ type Sandbox struct {
 
 	snapshotting sync.Mutex  // one snapshot at a time
 	saving       sync.Mutex  // one save of the state at a time
+	ending       bool        // see giveUp; guarded by saving
 	frozen       atomic.Bool // by a checkpoint
 	paused       atomic.Bool // by Pause
 	killing      sync.Mutex  // one end at a time

@@ -102,7 +102,7 @@ func (d *driver) settleWithout(ctx context.Context, again time.Time) error {
 	d.read(func(st *state) { was = liveAct(st.machine.Act) })
 	if was && d.m.cfg.Sandboxes != nil {
 		d.letGo()
-		if err := d.m.killNamed(ctx, d.key()); err != nil {
+		if err := d.killNamed(ctx); err != nil {
 			d.m.log.Warn("cannot clean up after a dead machine", "session", d.id, "err", err)
 		}
 		drafts = append(drafts, record(store.KindMachine, d.newID("rec_"), "", store.Machine{V: store.BodyVersion,

@@ -425,41 +425,41 @@ func (w *sweeper) look(ctx context.Context, key [2]string) error {
 		if w.stays(key, strangerStays) {
 			return nil
 		}
-		return w.kill(ctx, key, row, "it is no session's")
+		return w.kill(ctx, key, fence, "it is no session's")
 	case errors.Is(err, store.ErrNotFound):
-		return w.kill(ctx, key, row, "the session is gone")
+		return w.kill(ctx, key, fence, "the session is gone")
 	case err != nil && !errors.Is(err, store.ErrDamaged):
 		return err
 	case errors.Is(err, store.ErrDamaged) || row.Damaged != "":
 		if w.stays(key, damagedStays) {
 			return nil
 		}
-		return w.kill(ctx, key, row, "the session's log is damaged")
+		return w.kill(ctx, key, fence, "the session's log is damaged")
 	case row.Status == store.StatusTerminated:
-		return w.kill(ctx, key, row, "the session is terminated")
+		return w.kill(ctx, key, fence, "the session is terminated")
 	case row.Owner != "" && row.Owner != w.m.cfg.Node.ID() && uint64(row.Fence) > fence:
-		return w.kill(ctx, key, row, "the session has a newer owner")
+		return w.kill(ctx, key, fence, "the session has a newer owner")
 	case row.Owner != "" || row.Status != store.StatusIdle:
 		return nil // a driver comes; an owner of this fence is the process that was here before
 	}
-	return w.atRest(ctx, key, row)
+	return w.atRest(ctx, key, fence, row)
 }
 
 // atRest sees to the sandbox of a session that rests without an owner.
-func (w *sweeper) atRest(ctx context.Context, key [2]string, row store.Session) error {
+func (w *sweeper) atRest(ctx context.Context, key [2]string, fence uint64, row store.Session) error {
 	newest, err := w.m.db.Entries(ctx, row.Workspace, row.ID, store.Range{Kinds: []store.Kind{store.KindMachine}, Desc: true, Limit: 1})
 	if err != nil {
 		return err
 	}
 	if len(newest) == 0 {
-		return w.kill(ctx, key, row, "no record tells of it")
+		return w.kill(ctx, key, fence, "no record tells of it")
 	}
 	var body store.Machine
 	if err := json.Unmarshal(newest[0].Body, &body); err != nil {
 		return err
 	}
 	if !liveAct(body.Act) {
-		return w.kill(ctx, key, row, "the session's machine is "+body.Act)
+		return w.kill(ctx, key, fence, "the session's machine is "+body.Act)
 	}
 	if !row.WakeAt.IsZero() || w.m.now().Sub(w.asked[key]) < time.Minute {
 		return nil // its next owner comes by itself
@@ -468,18 +468,20 @@ func (w *sweeper) atRest(ctx context.Context, key [2]string, row store.Session) 
 	return w.m.askToLeave(ctx, row.Workspace, row.ID)
 }
 
-// kill ends a sandbox that nobody holds.
-func (w *sweeper) kill(ctx context.Context, key [2]string, row store.Session, why string) error {
+// kill ends a sandbox that nobody holds, unless it was claimed since it was looked
+// at.
+func (w *sweeper) kill(ctx context.Context, key [2]string, fence uint64, why string) error {
 	if w.m.holders.of(key[0], key[1]) != nil {
 		return nil // claimed meanwhile
 	}
 	w.m.log.Info("ends a sandbox that nobody holds", "session", key[1], "why", why)
-	return w.m.killNamed(ctx, key)
+	return w.m.cfg.Sandboxes.EndUnder(context.WithoutCancel(ctx), key[0], key[1], fence)
 }
 
-// killNamed ends the sandbox of a session, whether or not it answers.
-func (m *Manager) killNamed(ctx context.Context, key [2]string) error {
-	return m.cfg.Sandboxes.End(context.WithoutCancel(ctx), key[0], key[1])
+// killNamed ends the sandbox of the driver's session, whether or not it answers,
+// unless it is a newer owner's by now.
+func (d *driver) killNamed(ctx context.Context) error {
+	return d.m.cfg.Sandboxes.EndUnder(context.WithoutCancel(ctx), string(d.ws), string(d.id), uint64(d.lease.Fence()))
 }
 
 // paused are the sandboxes whose owner lost its lease: they stand still until

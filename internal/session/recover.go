@@ -123,7 +123,7 @@ func (d *driver) reattach(ctx context.Context) error {
 	s, err := d.m.cfg.Sandboxes.Find(ctx, string(d.ws), string(d.id), uint64(d.lease.Fence()))
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
-		return d.m.killNamed(ctx, d.key()) // a dead one leaves its folder
+		return d.killNamed(ctx) // a dead one leaves its folder
 	case errors.Is(err, sandbox.ErrFenced):
 		return fmt.Errorf("%w: %w", store.ErrFenced, err)
 	case errors.As(err, new(syscall.Errno)) && !errors.Is(err, fs.ErrNotExist):
@@ -133,7 +133,7 @@ func (d *driver) reattach(ctx context.Context) error {
 	case err != nil:
 		// It lives and does not answer. What is brought back does.
 		d.m.log.Warn("the machine does not answer and is given up", "session", d.id, "err", err)
-		return d.m.killNamed(ctx, d.key())
+		return d.killNamed(ctx)
 	}
 	var m machineState
 	var terminated bool
@@ -289,7 +289,7 @@ func (d *driver) start(ctx context.Context, rec store.Machine) error {
 
 func (d *driver) freshMachine(ctx context.Context) (*machine, error) {
 	// One that another try of this driver left does not come between.
-	if err := d.m.killNamed(ctx, d.key()); err != nil {
+	if err := d.killNamed(ctx); err != nil {
 		return nil, err
 	}
 	s, err := d.fresh(ctx, d.spec())
@@ -459,7 +459,7 @@ func (d *driver) endStray(ctx context.Context, r *recovery, p past) error {
 // While an error may pass by itself nothing older is taken.
 func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recovery, error) {
 	r := &recovery{rec: store.Machine{Act: store.MachineRestored}}
-	if err := d.m.killNamed(ctx, d.key()); err != nil {
+	if err := d.killNamed(ctx); err != nil {
 		return nil, err
 	}
 	for _, saved := range slices.Backward(m.Snapshots) {
