@@ -58,16 +58,36 @@ func (s *Sandbox) call(ctx context.Context, req wire.Call, progress func(string)
 	}
 	heard := make(chan struct{}, 1)
 	defer s.listen(ctx, heard, s.end)()
-	for {
+	for resets := 0; ; resets++ {
 		r, err := s.ask(ctx, req, progress, heard)
 		// A stream that was reset says nothing about the call: ask again.
 		if err == nil || !errors.Is(err, link.ErrReset) {
 			return r, err
 		}
-		if err := s.link.wait(ctx); err != nil {
+		if err := s.again(ctx, resets); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// askAgain is the longest pause between two requests of which the first was reset.
+const askAgain = 500 * time.Millisecond
+
+// again waits until a request may be made once more whose stream was reset: at
+// once after the first reset, which another owner or a restore brings about, later
+// after each further one. An agent that resets whatever it is asked keeps nobody
+// busy.
+func (s *Sandbox) again(ctx context.Context, resets int) error {
+	if resets > 0 {
+		t := time.NewTimer(min(time.Millisecond<<min(resets, 10), askAgain))
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return s.link.wait(ctx)
 }
 
 // ask asks once.
@@ -200,12 +220,12 @@ func (s *Sandbox) watched(ctx context.Context) (_ context.Context, stop func()) 
 }
 
 func (s *Sandbox) adminUnwatched(ctx context.Context, req wire.Admin) (*wire.AdminReply, error) {
-	for {
+	for resets := 0; ; resets++ {
 		reply, err := s.adminOnce(ctx, req, nil)
 		if err == nil || !errors.Is(err, link.ErrReset) {
 			return reply, err
 		}
-		if err := s.link.wait(ctx); err != nil {
+		if err := s.again(ctx, resets); err != nil {
 			return nil, err
 		}
 	}

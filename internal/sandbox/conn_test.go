@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -283,5 +284,29 @@ func TestSwollenAnswers(t *testing.T) {
 		if !errors.Is(err, wire.ErrTooLarge) || took > 8*wire.MaxMessage>>20 {
 			t.Errorf("%s: took %d MiB, %v", name, took, err)
 		}
+	}
+}
+
+// TestResetsAreNotHurried: an agent that resets whatever is asked of it is asked
+// again, and not as fast as both can.
+func TestResetsAreNotHurried(t *testing.T) {
+	l := newLinked(t, sandbox.Config{})
+	var asked atomic.Int64
+	mux := link.New(link.Guest, func(s *link.Stream) {
+		asked.Add(1)
+		s.Reset()
+	})
+	defer mux.Close()
+	l.agent(mux, 1)
+	ctx, cancel := contextFor(time.Second)
+	defer cancel()
+	if _, _, err := l.s.Calls(ctx); err == nil {
+		t.Error("an agent without answers has answered")
+	}
+	if _, err := l.s.Do(ctx, sandbox.Call{ID: "c", Tool: "bash"}); err == nil {
+		t.Error("an agent without results has given one")
+	}
+	if n := asked.Load(); n < 2 || n > 100 {
+		t.Errorf("it was asked %d times in a second", n)
 	}
 }
