@@ -112,14 +112,34 @@ func (s *Sandbox) ask(ctx context.Context, req wire.Call, progress func(string),
 		}
 		switch {
 		case reply.Result != nil:
-			return reply.Result, nil
+			return bounded(reply.Result), nil
 		case reply.Unknown:
 			return nil, ErrUnknownCall
 		case reply.Progress != "" && progress != nil:
-			progress(reply.Progress)
+			progress(reply.Progress[max(0, len(reply.Progress)-maxProgress):])
 		}
 	}
 }
+
+// maxProgress bounds what one message tells of a call's output, in bytes; an agent
+// of ours says an eighth of it. Those who watch keep hundreds.
+const maxProgress = 64 << 10
+
+// bounded is a result that an agent of ours may give: images go to the log and to
+// the model as they are.
+func bounded(r *Result) *Result {
+	n := 0
+	for _, i := range r.Images {
+		n += len(i.Data) + len(i.MediaType)
+	}
+	if n > wire.MaxImages+maxProgress || len(r.Images) > maxImages {
+		return &Result{Text: "The machine gave more or larger images than a result may have. They were dropped.", IsError: true, Reason: "limit", Millis: r.Millis}
+	}
+	return r
+}
+
+// maxImages bounds the images of one result; tools of ours give one.
+const maxImages = 64
 
 // Times of the watch over the agent while somebody waits for it.
 var (

@@ -310,3 +310,40 @@ func TestResetsAreNotHurried(t *testing.T) {
 		t.Errorf("it was asked %d times in a second", n)
 	}
 }
+
+// TestLargeAnswers: what an agent says beyond what one of ours may goes to nobody:
+// not to those who watch a call, nor with its result to the log and the model.
+func TestLargeAnswers(t *testing.T) {
+	l := newLinked(t, sandbox.Config{})
+	results := map[string]*wire.Result{
+		"one":  {Text: "fine", Images: []wire.Image{{MediaType: "image/png", Data: make([]byte, wire.MaxImages)}}},
+		"huge": {Text: "large", Images: []wire.Image{{MediaType: "image/png", Data: make([]byte, 2*wire.MaxImages)}}},
+		"many": {Text: "many", Images: make([]wire.Image, 10_000)},
+		"type": {Text: "type", Images: []wire.Image{{MediaType: strings.Repeat("x", 2*wire.MaxImages)}}},
+	}
+	mux := link.New(link.Guest, func(s *link.Stream) {
+		defer s.Close()
+		var call wire.Call
+		if wire.ReadMessage(s, wire.MaxMessage, &call) == nil {
+			_ = wire.WriteMessage(s, wire.Reply{Progress: strings.Repeat("x", 8<<20) + "end"})
+			_ = wire.WriteMessage(s, wire.Reply{Result: results[call.ID]})
+		}
+	})
+	defer mux.Close()
+	l.agent(mux, 1)
+	ctx, cancel := contextFor(time.Minute)
+	defer cancel()
+	for id, said := range results {
+		told := ""
+		r, err := l.s.Do(ctx, sandbox.Call{ID: id, Tool: "bash", Progress: func(s string) { told = s }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(told); n > 64<<10 || !strings.HasSuffix(told, "xend") {
+			t.Errorf("%s: %d bytes were told", id, n)
+		}
+		if good := id == "one"; good != (r.Text == said.Text) || good != (len(r.Images) > 0) || good == r.IsError {
+			t.Errorf("%s: %q with %d images", id, r.Text, len(r.Images))
+		}
+	}
+}
