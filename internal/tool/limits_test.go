@@ -71,6 +71,10 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 		{"functions with names of builtins", "bash", in{"command": "for n in read eval printf; do builtin eval \"$n() { echo mine; }\"; done; printf", "timeout_ms": 5000}, "mine", false},
 		{"and after them", "bash", in{"command": "unset -f read eval printf; printf own", "timeout_ms": 5000}, "own", false},
 	})
+	e.run(s, "bash", in{"command": "set -x; trap 'echo trapped' ERR; (exit 3)"})
+	if got := e.sh(s, "echo traced $?; trap - ERR; set +x"); strings.Contains(got, "planaria") || strings.Contains(got, "trapped\n") || !strings.Contains(got, "+ echo traced 3\ntraced 3\n") {
+		e.t.Errorf("the shell's loop shows in a trace: %s", got)
+	}
 	if got := e.sh(s, "env | grep -c ANTHROPIC_ || true"); got != "0" {
 		e.t.Errorf("%s variables of the model are inside", got)
 	}

@@ -31,17 +31,18 @@ const shellPath = "/bin/bash"
 // functions stay, and says its exit code and then the marker. The command gets
 // no input and none of the loop's descriptors. Job control gives every command
 // a process group of its own: it can be killed without those left in the
-// background. Its own words are builtins, whatever functions the agent has made.
+// background. Its own words are builtins, whatever functions the agent has made,
+// and say nothing of themselves where it traces its commands (set -x, trap DEBUG).
 const loop = `exec 200<&3 201>&4 3<&- 4>&-
 set -m
 __planaria_status() { return $__planaria_code; }
 __planaria_code=0
-while IFS= builtin read -r -d '' -u 200 __planaria_mark && IFS= builtin read -r -d '' -u 200 __planaria_command; do
-__planaria_status
+while { IFS= builtin read -r -d '' -u 200 __planaria_mark && IFS= builtin read -r -d '' -u 200 __planaria_command; } >/dev/null 2>&1; do
+{ __planaria_status; } >/dev/null 2>&1
 builtin eval "$__planaria_command" </dev/null 200<&- 201>&-
-__planaria_code=$?
+{ __planaria_code=$?
 builtin printf '%d\n' "$__planaria_code" >&201
-builtin printf '%s' "$__planaria_mark" >/dev/tty
+builtin printf '%s' "$__planaria_mark" >/dev/tty; } >/dev/null 2>&1
 done`
 
 // shell is the persistent shell of one thread.
