@@ -86,6 +86,8 @@ type wireBlock struct {
 	Content      json.RawMessage `json:"content,omitempty"`
 	IsError      bool            `json:"is_error,omitempty"`
 	Source       json.RawMessage `json:"source,omitempty"`
+	Title        string          `json:"title,omitempty"`
+	Context      string          `json:"context,omitempty"`
 	CacheControl *cacheControl   `json:"cache_control,omitempty"`
 }
 
@@ -194,7 +196,7 @@ func wireBlocks(blocks []Block, cache *cacheControl) (json.RawMessage, error) {
 			continue
 		}
 		w := wireBlock{Type: b.Type, Text: b.Text, ID: b.ID, Name: b.Name,
-			ToolUseID: b.ToolUseID, IsError: b.IsError, Source: b.Source, CacheControl: cache}
+			ToolUseID: b.ToolUseID, IsError: b.IsError, Source: b.Source, Title: b.Title, Context: b.Context, CacheControl: cache}
 		if b.Type == "tool_use" {
 			if w.Input = b.Input; !isObject(b.Input) {
 				w.Input = json.RawMessage(`{}`)

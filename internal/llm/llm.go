@@ -38,7 +38,9 @@ type Block struct {
 	ToolUseID string          `json:"tool_use_id,omitempty"` // tool_result
 	Content   []Block         `json:"content,omitempty"`     // tool_result
 	IsError   bool            `json:"is_error,omitempty"`
-	Source    json.RawMessage `json:"source,omitempty"` // image, document: wire form
+	Source    json.RawMessage `json:"source,omitempty"`  // image, document: wire form
+	Title     string          `json:"title,omitempty"`   // document
+	Context   string          `json:"context,omitempty"` // document: what it is, not part of it
 	// Raw is the block exactly as the provider sent it. When it is set it is
 	// what goes back (thinking blocks with signatures must not change by a byte).
 	Raw json.RawMessage `json:"raw,omitempty"`

@@ -104,7 +104,7 @@ func blocksOf(raw json.RawMessage) []gateway.Block {
 			}
 			b = gateway.Block{Type: "text", Text: strings.ToValidUTF8(b.Text, "\uFFFD")}
 		case "image", "document":
-			b = gateway.Block{Type: b.Type, Source: b.Source}
+			b = gateway.Block{Type: b.Type, Source: b.Source, Title: b.Title, Context: b.Context}
 		default:
 			b = gateway.Block{Type: b.Type, Raw: p}
 		}

@@ -488,16 +488,18 @@ func TestFilesInMessages(t *testing.T) {
 	}
 	picture, words := file(ws, "image/png", "a picture"), file(ws, "text/plain; charset=utf-8", "some \"words\"")
 	pdf, foreign, odd := file(ws, "application/pdf", "a book"), file("other", "text/plain", "a secret"), file(ws, "application/zip", "zip")
+	titled := shown("document", words)
+	titled["title"], titled["context"] = "Words", "of the test"
 	id := e.begin()
 	e.rests(id, 1)
-	e.send(id, m{"type": "user.message", "content": []m{shown("image", picture), shown("document", words), shown("document", foreign), shown("document", odd)}})
+	e.send(id, m{"type": "user.message", "content": []m{shown("image", picture), titled, shown("document", foreign), shown("document", odd)}})
 	_, events := e.rests(id, 2)
 	result := answer(events[0])
 	result["content"] = []m{shown("document", pdf)}
 	e.send(id, result)
 	e.rests(id, 3)
 	for _, want := range []string{
-		`{"data":"YSBwaWN0dXJl","media_type":"image/png","type":"base64"}`, `{"data":"some \"words\"","media_type":"text/plain","type":"text"}`,
+		`{"data":"YSBwaWN0dXJl","media_type":"image/png","type":"base64"}`, `{"data":"some \"words\"","media_type":"text/plain","type":"text"},"title":"Words","context":"of the test"`,
 		`{"data":"YSBib29r","media_type":"application/pdf","type":"base64"}`,
 		"(the document " + string(foreign) + " is not there any more)", "is of type \\\"application/zip\\\"",
 	} {
