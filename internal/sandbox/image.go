@@ -69,8 +69,11 @@ const (
 	// rootGrace is how long an image that was asked for is kept for its asker,
 	// who has not yet started a sandbox on it.
 	rootGrace = time.Hour
-	// maxUnpacking is how many images are fetched and unpacked at once.
-	maxUnpacking = 4
+	// maxUnpacking is how many images are fetched and unpacked at once, and
+	// maxUnpackingOne how many of them for one workspace: whose registry is slow, or
+	// means to be, holds up no other tenant.
+	maxUnpacking    = 4
+	maxUnpackingOne = 2
 	// mappedOwners ends the digest of an image whose files all belong to the
 	// user that runs this process, for it may not give them to others.
 	mappedOwners = "-mapped"
@@ -80,11 +83,22 @@ const (
 type images struct {
 	limits imageLimits // zero: defaultImageLimits
 
-	mu     sync.Mutex
-	work   map[string]*imageWork  // by name
-	digest map[string]*sync.Mutex // of who unpacks it
-	tags   map[string]imageTag    // by name
-	slots  chan struct{}
+	publish sync.Mutex // over the moment in which an image comes or goes
+
+	mu   sync.Mutex
+	work map[imageAsk]*imageWork
+	tags map[string]imageTag // by name
+	all  *slots
+	each map[string]*slots // by workspace
+}
+
+// imageAsk is what is asked for, by whom.
+type imageAsk struct{ workspace, name string }
+
+// slots are places for fetches at one time.
+type slots struct {
+	places chan struct{}
+	users  int // that hold one or wait; guarded by images.mu
 }
 
 // imageWork is one fetch that all who ask for the name wait for.
@@ -130,10 +144,10 @@ func (r *Runtime) imageDir(digest string) string {
 // is asked for again after a minute; while its registry cannot be reached, what
 // it stood for last is used.
 //
-// Callers that ask for the same image share one fetch, which goes on when one of
-// them leaves. Errors about the image unwrap to ErrImage.
-func (r *Runtime) Image(ctx context.Context, name string) (Root, error) {
-	w, err := r.imageWork(name)
+// Callers of one workspace that ask for the same image share one fetch, which goes
+// on when one of them leaves. Errors about the image unwrap to ErrImage.
+func (r *Runtime) Image(ctx context.Context, workspace, name string) (Root, error) {
+	w, err := r.imageWork(imageAsk{workspace, name})
 	if err != nil {
 		return Root{}, err
 	}
@@ -145,29 +159,30 @@ func (r *Runtime) Image(ctx context.Context, name string) (Root, error) {
 	}
 }
 
-func (r *Runtime) imageWork(name string) (*imageWork, error) {
+func (r *Runtime) imageWork(ask imageAsk) (*imageWork, error) {
 	r.images.mu.Lock()
 	defer r.images.mu.Unlock()
-	if w := r.images.work[name]; w != nil {
+	name := ask.name
+	if w := r.images.work[ask]; w != nil {
 		return w, nil
 	}
 	if !r.add() {
 		return nil, fmt.Errorf("fetch image %.200q: %w", name, errClosed)
 	}
 	if r.images.work == nil {
-		r.images.work, r.images.digest, r.images.tags = map[string]*imageWork{}, map[string]*sync.Mutex{}, map[string]imageTag{}
-		r.images.slots = make(chan struct{}, maxUnpacking)
+		r.images.work, r.images.tags, r.images.each = map[imageAsk]*imageWork{}, map[string]imageTag{}, map[string]*slots{}
+		r.images.all = &slots{places: make(chan struct{}, maxUnpacking)}
 	}
 	w := &imageWork{done: make(chan struct{})}
-	r.images.work[name] = w
+	r.images.work[ask] = w
 	go func() {
 		defer r.wait.Done()
 		ctx, cancel := context.WithTimeoutCause(r.ctx, r.imageLimits().time,
 			badImage("image %.200q was not there within %v; try again, or use a smaller one", name, r.imageLimits().time))
 		defer cancel()
-		w.root, w.err = r.fetchImage(ctx, name)
+		w.root, w.err = r.fetchImage(ctx, ask)
 		r.images.mu.Lock()
-		delete(r.images.work, name)
+		delete(r.images.work, ask)
 		r.images.mu.Unlock()
 		close(w.done)
 	}()
@@ -182,7 +197,8 @@ func (r *Runtime) imageLimits() imageLimits {
 }
 
 // fetchImage makes sure that an image is here, and tells where.
-func (r *Runtime) fetchImage(ctx context.Context, name string) (Root, error) {
+func (r *Runtime) fetchImage(ctx context.Context, ask imageAsk) (Root, error) {
+	name := ask.name
 	ref, err := r.parseImage(name)
 	if err != nil {
 		return Root{}, err
@@ -206,7 +222,7 @@ func (r *Runtime) fetchImage(ctx context.Context, name string) (Root, error) {
 		}
 		return Root{}, err
 	}
-	root, err := r.unpackOnce(ctx, found)
+	root, err := r.unpackNew(ctx, ask.workspace, found)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
@@ -219,26 +235,17 @@ func (r *Runtime) fetchImage(ctx context.Context, name string) (Root, error) {
 	return root, nil
 }
 
-// unpackOnce unpacks an image that is not here yet, once at a time for each.
-func (r *Runtime) unpackOnce(ctx context.Context, found *foundImage) (Root, error) {
+// unpackNew unpacks an image that is not here yet. Two registries may be asked for
+// the same image at the same time: none of them can hold up the other.
+func (r *Runtime) unpackNew(ctx context.Context, workspace string, found *foundImage) (Root, error) {
 	digest := ownersDigest("sha256:" + found.digest)
-	r.images.mu.Lock()
-	one := r.images.digest[digest]
-	if one == nil {
-		one = new(sync.Mutex)
-		r.images.digest[digest] = one
+	leave, err := r.mayUnpack(ctx, workspace)
+	if err != nil {
+		return Root{}, err
 	}
-	r.images.mu.Unlock()
-	one.Lock()
-	defer one.Unlock()
+	defer leave()
 	if root, err := r.unpackedRoot(digest); err == nil {
 		return root, nil
-	}
-	select {
-	case r.images.slots <- struct{}{}:
-		defer func() { <-r.images.slots }()
-	case <-ctx.Done():
-		return Root{}, context.Cause(ctx)
 	}
 	began := time.Now()
 	meta, err := r.unpackImage(ctx, found, digest)
@@ -247,6 +254,40 @@ func (r *Runtime) unpackOnce(ctx context.Context, found *foundImage) (Root, erro
 	}
 	r.log.Info("unpacked image", "image", meta.Image, "entries", meta.Entries, "bytes", meta.Bytes, "skipped", meta.Skipped, "elapsed", time.Since(began))
 	return r.unpackedRoot(digest)
+}
+
+// mayUnpack waits for a place among the workspace's own, and then among all.
+func (r *Runtime) mayUnpack(ctx context.Context, workspace string) (leave func(), err error) {
+	im := &r.images
+	im.mu.Lock()
+	own := im.each[workspace]
+	if own == nil {
+		own = &slots{places: make(chan struct{}, maxUnpackingOne)}
+		im.each[workspace] = own
+	}
+	own.users++
+	im.mu.Unlock()
+	held := 0
+	leave = func() {
+		for _, s := range []*slots{own, im.all}[:held] {
+			<-s.places
+		}
+		im.mu.Lock()
+		defer im.mu.Unlock()
+		if own.users--; own.users == 0 {
+			delete(im.each, workspace)
+		}
+	}
+	for _, s := range []*slots{own, im.all} {
+		select {
+		case s.places <- struct{}{}:
+			held++
+		case <-ctx.Done():
+			leave()
+			return nil, context.Cause(ctx)
+		}
+	}
+	return leave, nil
 }
 
 // unpackedRoot returns an image that lies here and notes its use. fs.ErrNotExist.
@@ -318,6 +359,9 @@ func (r *Runtime) makeRoom(need int64) error {
 	var all []root
 	total := need
 	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tempPrefix) {
+			continue // it comes or goes
+		}
 		dir := filepath.Join(r.cfg.Dir, "roots", e.Name())
 		meta, err := readImage(dir)
 		if err != nil {
@@ -325,7 +369,7 @@ func (r *Runtime) makeRoom(need int64) error {
 		}
 		info, err := os.Stat(filepath.Join(dir, imageFile))
 		if err != nil {
-			return err
+			continue // it went meanwhile
 		}
 		all = append(all, root{dir, meta, info.ModTime()})
 		total += meta.Bytes
@@ -345,12 +389,19 @@ func (r *Runtime) makeRoom(need int64) error {
 		if used[o.meta.Digest] || time.Since(o.used) < rootGrace {
 			continue
 		}
-		// The note goes first: what a crash leaves is no image any more; the next
-		// fetch of it replaces the folder, the next Open removes it.
-		if err := os.Remove(filepath.Join(o.dir, imageFile)); err != nil {
-			return err
+		// It is out of the way at once, or a fetch of it could put it back while
+		// it is being removed. What a crash leaves is removed by the next Open.
+		gone := filepath.Join(filepath.Dir(o.dir), tempPrefix+randomID("gone-"))
+		r.images.publish.Lock()
+		err := os.Rename(o.dir, gone)
+		r.images.publish.Unlock()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // somebody else makes room too
 		}
-		if err := os.RemoveAll(o.dir); err != nil {
+		if err == nil {
+			err = os.RemoveAll(gone)
+		}
+		if err != nil {
 			return err
 		}
 		r.log.Info("removed image", "image", o.meta.Image, "bytes", o.meta.Bytes)

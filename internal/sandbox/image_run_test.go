@@ -68,7 +68,7 @@ func TestImageRun(t *testing.T) {
 	e := open(t, func(c *sandbox.Config) { c.Transport = http.DefaultTransport })
 	ctx, cancel := contextFor(time.Minute)
 	defer cancel()
-	root, err := e.r.Image(ctx, ref)
+	root, err := e.r.Image(ctx, "w1", ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestImageRun(t *testing.T) {
 		t.Errorf("restored: %q", got)
 	}
 	// Another root is refused.
-	other, err := e.r.Image(ctx, w.push(t, "team/tools:2", image(t, runtime.GOARCH, nil, layer(t, archive(t, base...), types.DockerLayer))))
+	other, err := e.r.Image(ctx, "w1", w.push(t, "team/tools:2", image(t, runtime.GOARCH, nil, layer(t, archive(t, base...), types.DockerLayer))))
 	if err != nil {
 		t.Fatal(err)
 	}

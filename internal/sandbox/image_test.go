@@ -281,7 +281,7 @@ func TestImageLayers(t *testing.T) {
 		layer(t, archive(t, file{name: "a/keep", body: "changed", mode: 0o600}), types.OCIUncompressedLayer))
 	ref := w.push(t, "team/layers:1", img)
 	r := openRoots(t)
-	root, err := r.Image(t.Context(), ref)
+	root, err := r.Image(t.Context(), "w1", ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,7 +384,7 @@ func TestImageHostile(t *testing.T) {
 			ref := w.push(t, "bad:1", image(t, runtime.GOARCH, []string{"A=12345"}, layers...))
 			r := openRoots(t)
 			r.SetImageLimits(tt.limits)
-			root, err := r.Image(t.Context(), ref)
+			root, err := r.Image(t.Context(), "w1", ref)
 			switch {
 			case tt.want == "" && err != nil:
 				t.Errorf("it is refused: %v", err)
@@ -516,7 +516,7 @@ func TestImageNames(t *testing.T) {
 		{closed, w.host + "/good:1", "fetches no images from registries"},
 		{closed, "layout:mine", "offers no folder of images"},
 	} {
-		root, err := tt.r.Image(t.Context(), tt.name)
+		root, err := tt.r.Image(t.Context(), "w1", tt.name)
 		switch {
 		case tt.want == "" && (err != nil || root.Digest != digestOf(t, good)):
 			t.Errorf("%s: %v, %v", tt.name, root, err)
@@ -540,7 +540,7 @@ func TestImageRegistry(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				if _, err := r.Image(t.Context(), ref); err != nil {
+				if _, err := r.Image(t.Context(), "w1", ref); err != nil {
 					t.Error(err)
 				}
 			})
@@ -567,7 +567,7 @@ func TestImageRegistry(t *testing.T) {
 			})
 		})
 		defer w.through(nil)
-		if _, err := fresh(t).Image(t.Context(), ref); !errors.Is(err, sandbox.ErrImage) {
+		if _, err := fresh(t).Image(t.Context(), "w1", ref); !errors.Is(err, sandbox.ErrImage) {
 			t.Errorf("%v, want ErrImage", err)
 		}
 	})
@@ -591,7 +591,7 @@ func TestImageRegistry(t *testing.T) {
 			})
 		})
 		defer w.through(nil)
-		if _, err := fresh(t).Image(t.Context(), ref); err != nil || !cut.Load() {
+		if _, err := fresh(t).Image(t.Context(), "w1", ref); err != nil || !cut.Load() {
 			t.Errorf("%v (cut %v)", err, cut.Load())
 		}
 	})
@@ -608,16 +608,16 @@ func TestImageRegistry(t *testing.T) {
 			})
 		})
 		defer w.through(nil)
-		_, err := fresh(t).Image(t.Context(), ref)
+		_, err := fresh(t).Image(t.Context(), "w1", ref)
 		if !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "private or does not exist") {
 			t.Errorf("without: %v", err)
 		}
 		keys := keychain{w.host: {Username: "u", Password: secret}}
-		if _, err := fresh(t, func(c *sandbox.Config) { c.Keychain = keys }).Image(t.Context(), ref); err != nil {
+		if _, err := fresh(t, func(c *sandbox.Config) { c.Keychain = keys }).Image(t.Context(), "w1", ref); err != nil {
 			t.Errorf("with: %v", err)
 		}
 		keys[w.host] = authn.AuthConfig{Username: "u", Password: "wrong-5512"}
-		if _, err := fresh(t, func(c *sandbox.Config) { c.Keychain = keys }).Image(t.Context(), ref); err == nil || strings.Contains(err.Error(), "5512") {
+		if _, err := fresh(t, func(c *sandbox.Config) { c.Keychain = keys }).Image(t.Context(), "w1", ref); err == nil || strings.Contains(err.Error(), "5512") {
 			t.Errorf("with a wrong one: %v", err)
 		}
 	})
@@ -632,27 +632,27 @@ func TestImageRegistry(t *testing.T) {
 			})
 		})
 		defer w.through(nil)
-		if _, err := fresh(t).Image(t.Context(), ref); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "TLS only") {
+		if _, err := fresh(t).Image(t.Context(), "w1", ref); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "TLS only") {
 			t.Errorf("%v, want a refusal of plain HTTP", err)
 		}
 	})
 	t.Run("a tag that moves, and a registry that is away", func(t *testing.T) {
 		r := fresh(t)
 		moving := w.push(t, "moving:latest", img)
-		first, err := r.Image(t.Context(), moving)
+		first, err := r.Image(t.Context(), "w1", moving)
 		if err != nil {
 			t.Fatal(err)
 		}
 		second := image(t, runtime.GOARCH, []string{"B=2"}, layer(t, archive(t, shellFile), types.DockerLayer))
 		w.push(t, "moving:latest", second)
-		if again, err := r.Image(t.Context(), moving); err != nil || again.Digest != first.Digest {
+		if again, err := r.Image(t.Context(), "w1", moving); err != nil || again.Digest != first.Digest {
 			t.Errorf("within a minute: %v, %v", again, err)
 		}
 		r.ForgetTags()
-		if later, err := r.Image(t.Context(), moving); err != nil || later.Digest != digestOf(t, second) {
+		if later, err := r.Image(t.Context(), "w1", moving); err != nil || later.Digest != digestOf(t, second) {
 			t.Errorf("later: %v, %v", later, err)
 		}
-		if old, err := r.Image(t.Context(), first.Image); err != nil || old.Dir != first.Dir {
+		if old, err := r.Image(t.Context(), "w1", first.Image); err != nil || old.Dir != first.Dir {
 			t.Errorf("by its digest: %v, %v", old, err)
 		}
 		r.ForgetTags()
@@ -660,10 +660,10 @@ func TestImageRegistry(t *testing.T) {
 			return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) })
 		})
 		defer w.through(nil)
-		if off, err := r.Image(t.Context(), moving); err != nil || off.Digest != digestOf(t, second) {
+		if off, err := r.Image(t.Context(), "w1", moving); err != nil || off.Digest != digestOf(t, second) {
 			t.Errorf("with the registry away: %v, %v", off, err)
 		}
-		if _, err := fresh(t).Image(t.Context(), moving); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "cannot be reached") {
+		if _, err := fresh(t).Image(t.Context(), "w1", moving); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "cannot be reached") {
 			t.Errorf("never seen, with the registry away: %v", err)
 		}
 	})
@@ -680,7 +680,7 @@ func TestImageRegistry(t *testing.T) {
 		defer func() { close(stop); w.through(nil) }()
 		r := fresh(t)
 		r.SetImageLimits(sandbox.ImageLimits{Time: 200 * time.Millisecond})
-		if _, err := r.Image(t.Context(), ref); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "was not there within") {
+		if _, err := r.Image(t.Context(), "w1", ref); !errors.Is(err, sandbox.ErrImage) || !strings.Contains(err.Error(), "was not there within") {
 			t.Errorf("%v, want the time's end", err)
 		}
 	})
@@ -715,7 +715,7 @@ func TestImageCrash(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := r.Image(t.Context(), ref); !errors.Is(err, died) {
+	if _, err := r.Image(t.Context(), "w1", ref); !errors.Is(err, died) {
 		t.Fatalf("%v, want the fault", err)
 	}
 	if err := r.Close(); err != nil {
@@ -731,7 +731,7 @@ func TestImageCrash(t *testing.T) {
 			t.Errorf("%s is there after the crash", e.Name())
 		}
 	}
-	root, err := r.Image(t.Context(), ref)
+	root, err := r.Image(t.Context(), "w1", ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -742,7 +742,7 @@ func TestImageCrash(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root.Dir, "stale"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if root, err = r.Image(t.Context(), ref); err != nil {
+	if root, err = r.Image(t.Context(), "w1", ref); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(root.Dir, "stale")); err == nil {
@@ -757,7 +757,7 @@ func TestImageRoom(t *testing.T) {
 	r := openRoots(t, func(c *sandbox.Config) { c.RootBytes = 5 << 19 })
 	var roots []sandbox.Root
 	for i := range 2 {
-		root, err := r.Image(t.Context(), w.push(t, fmt.Sprintf("img:%d", i), image(t, runtime.GOARCH, nil, layer(t, archive(t, shellFile, file{name: fmt.Sprint(i), body: body}), types.DockerLayer))))
+		root, err := r.Image(t.Context(), "w1", w.push(t, fmt.Sprintf("img:%d", i), image(t, runtime.GOARCH, nil, layer(t, archive(t, shellFile, file{name: fmt.Sprint(i), body: body}), types.DockerLayer))))
 		if err != nil {
 			t.Fatal(err)
 		}

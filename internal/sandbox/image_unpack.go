@@ -118,8 +118,13 @@ func (r *Runtime) unpackImage(ctx context.Context, found *foundImage, digest str
 	if err := r.hook("unpacked"); err != nil {
 		return nil, err
 	}
+	r.images.publish.Lock()
+	defer r.images.publish.Unlock()
 	dir := r.imageDir(digest)
-	if err := os.RemoveAll(dir); err != nil { // one whose note is gone, see makeRoom
+	if other, err := readImage(dir); err == nil {
+		return other, nil // another fetch of it was faster
+	}
+	if err := os.RemoveAll(dir); err != nil { // one whose note is gone
 		return nil, err
 	}
 	if err := os.Rename(temp, dir); err != nil {

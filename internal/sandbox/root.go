@@ -31,6 +31,8 @@ type Root struct {
 	Image string
 	// Env is what the image's configuration sets for its processes.
 	Env []string
+
+	asker string // workspace for which an image is fetched again
 }
 
 // rootRef is a Root as states and manifests keep it.
@@ -246,7 +248,7 @@ func (r *Runtime) exactRoot(ctx context.Context, root Root) (rootRef, error) {
 func (r *Runtime) imageRef(ctx context.Context, root Root) (rootRef, error) {
 	got, err := r.unpackedRoot(root.Digest)
 	if err != nil {
-		if got, err = r.Image(ctx, root.Image); err != nil {
+		if got, err = r.Image(ctx, root.asker, root.Image); err != nil {
 			return rootRef{}, err
 		}
 	}
@@ -265,7 +267,7 @@ func (r *Runtime) haveRoot(ctx context.Context, m *Manifest, spec Spec) error {
 	var err error
 	switch {
 	case m.Root.Image != "":
-		_, err = r.exactRoot(ctx, Root{Digest: m.Root.Digest, Image: m.Root.Image})
+		_, err = r.exactRoot(ctx, Root{Digest: m.Root.Digest, Image: m.Root.Image, asker: m.Workspace})
 	case m.Root.Kind == "host":
 		_, err = r.exactRoot(ctx, Root{})
 	}

@@ -179,7 +179,7 @@ func (d *driver) fresh(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox
 	var e environment
 	d.read(func(st *state) { e = st.env })
 	if image := e.machine.Image; image != "" && image != "host" {
-		root, err := d.m.cfg.Sandboxes.Image(ctx, image)
+		root, err := d.m.cfg.Sandboxes.Image(ctx, string(d.ws), image)
 		if err != nil {
 			return nil, err
 		}
