@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/planaria/planaria/api"
 	"github.com/planaria/planaria/internal/session"
@@ -24,6 +25,7 @@ func (s *server) attach(ctx context.Context, c *call, asked []api.ResourceParams
 		return fmt.Errorf("read environment: %w", internal(err))
 	}
 	all := make([]api.Resource, 0, len(asked))
+	begin := s.db.Now()
 	for i, a := range asked {
 		at := fmt.Sprintf("resources[%d]", i)
 		if a.Type == api.ResourceMemory {
@@ -32,7 +34,7 @@ func (s *server) attach(ctx context.Context, c *call, asked []api.ResourceParams
 		if env.Type == api.EnvironmentSelfHosted {
 			return api.Invalid(at+".type", "%q is not possible in a self_hosted environment, whose machine is not ours; leave it out", a.Type)
 		}
-		now := s.db.Now()
+		now := begin.Add(time.Duration(i) * time.Microsecond) // no two are equal, see behind
 		id, copied := store.NewID("sesrsc_", now), ""
 		if a.Type == api.ResourceFile {
 			f, err := s.fileByID(ctx, c, a.FileID)
@@ -100,13 +102,48 @@ func (s *server) listResources(ctx context.Context, c *call) (any, error) {
 	}
 	from := 0
 	if at != nil {
-		from = min(int(at.N), len(all))
+		if from, err = behind(all, *at); err != nil {
+			return nil, fmt.Errorf("read resources of session %s: %w", c.id("session"), err)
+		}
 	}
 	out := api.Page[json.RawMessage]{Data: all[from:min(from+limit, len(all))]}
 	if from+limit < len(all) {
-		out.NextPage = next(cursor{List: "resources", Order: "asc", N: int64(from + limit)})
+		last, err := placeOf(all[from+limit-1])
+		if err != nil {
+			return nil, err
+		}
+		out.NextPage = next(last)
 	}
 	return out, nil
+}
+
+// placeOf is the cursor behind a resource: its id, and for when it is deleted
+// meanwhile, its time.
+func placeOf(raw json.RawMessage) (cursor, error) {
+	var r api.Resource
+	if err := api.Decode(raw, &r); err != nil {
+		return cursor{}, internal(err)
+	}
+	return cursor{List: "resources", Order: "asc", At: r.CreatedAt.UnixMicro(), ID: r.ID}, nil
+}
+
+// behind is the index of the first resource behind a cursor. They stand in the
+// order of their times, no two of which are equal.
+func behind(all []json.RawMessage, c cursor) (int, error) {
+	later := len(all)
+	for i := len(all) - 1; i >= 0; i-- {
+		at, err := placeOf(all[i])
+		if err != nil {
+			return 0, err
+		}
+		if at.ID == c.ID {
+			return i + 1, nil
+		}
+		if at.At > c.At {
+			later = i
+		}
+	}
+	return later, nil
 }
 
 // resource finds a resource of the session of the request.

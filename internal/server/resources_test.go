@@ -125,6 +125,36 @@ func TestResourceCalls(t *testing.T) {
 	}
 }
 
+// Whoever deletes resources while walking them page by page meets every one.
+func TestResourcePages(t *testing.T) {
+	e := newEnv(t)
+	o := e.fill(adminKey)
+	var all []string
+	for i := range 5 {
+		all = append(all, fmt.Sprintf(`{"type":"github_repository","url":"https://github.com/a/%d"}`, i))
+	}
+	s := e.do("POST", "/v1/sessions", fmt.Sprintf(`{"agent":%q,"environment_id":%q,"resources":[%s]}`, o.agent, o.environment, strings.Join(all, ",")))
+	at := "/v1/sessions/" + s.id(t) + "/resources"
+	var walked []string
+	for page, n := "", 0; n < 10; n++ {
+		var p api.Page[api.Resource]
+		e.do("GET", at+"?limit=2"+page, "").get(t, &p)
+		for _, r := range p.Data {
+			walked = append(walked, r.MountPath)
+			if a := e.do("DELETE", at+"/"+r.ID, ""); a.status != 200 {
+				t.Fatalf("delete: %d %s", a.status, a.body)
+			}
+		}
+		if p.NextPage == nil {
+			break
+		}
+		page = "&page=" + *p.NextPage
+	}
+	if got := strings.Join(walked, " "); got != "/workspace/0 /workspace/1 /workspace/2 /workspace/3 /workspace/4" {
+		t.Errorf("walked %s", got)
+	}
+}
+
 // The official client uploads a file, gives it to a session, adds another one and
 // takes it away.
 func TestSDKFiles(t *testing.T) {
