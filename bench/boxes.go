@@ -217,9 +217,10 @@ func timed(n int, do func() error) (sample, error) {
 	return out, nil
 }
 
-// skipped prints that a section was not measured where no sandbox can run.
+// skipped prints that a section was not measured where no sandbox, or no browser
+// in one, can run.
 func skipped(title string, err error) error {
-	if !errors.Is(err, errNoBoxes) {
+	if !errors.Is(err, errNoBoxes) && !errors.Is(err, errNoChromium) {
 		return err
 	}
 	t := &table{title: title, head: []string{"not measured"}}

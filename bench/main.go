@@ -34,6 +34,7 @@ var sections = []struct {
 	{"start", "from serve to ready, and the idle process", benchStart},
 	{"memory", "sleeping and running sessions in one process", benchMemory},
 	{"sandbox", "start, calls, snapshot, restore and sizes of one sandbox", benchSandbox},
+	{"browser", "restore, pause and bytes of a sandbox with Chromium and a page", benchBrowser},
 	{"density", "many small sandboxes at once", benchDensity},
 	{"overhead", "a shell-intensive run as a plain process, in a sandbox, and with snapshots", benchOverhead},
 	{"checkpoint", "recovery and traffic of three ways to save a machine", benchCheckpoint},

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/planaria/planaria/internal/sandbox"
@@ -25,8 +27,52 @@ var shellRun = []string{
 	`awk '{c[$1%100]++} END {for (k in c) n++; print n}' data/rows.txt`,
 }
 
-// runTimes are those of whole runs: the calls, and with the thinking between them.
-type runTimes struct{ work, total sample }
+// runTimes are the times of calls, by round and by step.
+type runTimes [][]time.Duration
+
+// work is the sum of the medians of the steps: what a step loses to other work
+// of the machine in one round is not in it.
+func (t runTimes) work() (sum time.Duration) {
+	for i := range t[0] {
+		var of sample
+		for _, r := range t {
+			of = append(of, r[i])
+		}
+		sum += of.median()
+	}
+	return sum
+}
+
+// rounds are the sums of whole rounds.
+func (t runTimes) rounds() (out sample) {
+	for _, r := range t {
+		var sum time.Duration
+		for _, d := range r {
+			sum += d
+		}
+		out = append(out, sum)
+	}
+	return out
+}
+
+// beyond is what each step took more than its fellow, which ran right before or
+// behind it: both share the load of that moment.
+func (t runTimes) beyond(than runTimes) runTimes {
+	out := make(runTimes, len(t))
+	for r := range t {
+		for i := range t[r] {
+			out[r] = append(out[r], t[r][i]-than[r][i])
+		}
+	}
+	return out
+}
+
+// overhead is one measurement of three in step.
+type overhead struct {
+	plain, bare, saved runTimes
+	pauses             sample
+	snapshots          int
+}
 
 // benchOverhead compares a plain process, a sandbox, and a sandbox with a
 // snapshot after each step that is taken while the model thinks.
@@ -37,48 +83,75 @@ func benchOverhead(ctx context.Context, b *bench) error {
 		return skipped(title, err)
 	}
 	defer x.close()
-	steps, think := shellRun, 2*time.Second
+	steps, think, rounds := shellRun, 400*time.Millisecond, b.pick(6, 2)
 	if b.quick {
-		steps, think = shellRun[:6], 500*time.Millisecond
+		steps = shellRun[:6]
 	}
-	var plain, bare, saved runTimes
-	var pauses sample
-	snapshots := 0
-	// One after the other in each round, so that a slow minute hits all.
-	for range b.pick(4, 1) {
-		if err := b.plainRun(ctx, steps, think, &plain); err != nil {
+	o := &overhead{}
+	for began := time.Now(); len(o.bare) < rounds && (len(o.bare) < 3 || time.Since(began) < overheadTime); {
+		if err := o.round(ctx, b, x, steps, think); err != nil {
 			return err
 		}
-		if _, err := x.boxRun(ctx, steps, think, false, &bare); err != nil {
-			return err
-		}
-		v, err := x.boxRun(ctx, steps, think, true, &saved)
-		if err != nil {
-			return err
-		}
-		snapshots += v.taken
-		pauses = append(pauses, v.pauses...)
 	}
-	t := &table{title: title, head: []string{"", "calls: median of runs", "worst", "with thinking: median", "worst", "against the plain process", "against the sandbox alone"}}
+	thought := time.Duration(len(steps)) * think
+	extra := o.saved.beyond(o.bare)
+	bare := o.bare.work() + thought
+	t := &table{title: title, head: []string{"", "calls: sum of the steps' medians", "rounds: best", "worst", "with thinking", "against the sandbox alone"}}
 	for _, r := range []struct {
 		what string
-		t    *runTimes
-	}{{"baseline: shell of this machine", &plain}, {"in a sandbox", &bare}, {"in a sandbox, a snapshot after each step", &saved}} {
-		t.row(r.what, ms(r.t.work.median()), ms(r.t.work.quantile(1)), ms(r.t.total.median()), ms(r.t.total.quantile(1)),
-			added(r.t.total.median(), plain.total.median()), added(r.t.total.median(), bare.total.median()))
+		of   runTimes
+		more time.Duration
+	}{{"baseline: shell of this machine", o.plain, o.plain.work() - o.bare.work()}, {"in a sandbox", o.bare, 0},
+		{"in a sandbox, a snapshot after each step", o.saved, extra.work()}} {
+		all := r.of.rounds()
+		t.row(r.what, ms(r.of.work()), ms(all.quantile(0)), ms(all.quantile(1)), ms(bare+r.more), percentMore(r.more, bare))
 	}
-	t.note("%d steps with %s of thinking after each, in which its snapshot is taken and packed; %d snapshots, pause median %s, p99 %s.",
-		len(steps), ms(think), snapshots, ms(pauses.median()), ms(pauses.p99()))
-	t.note("Target: snapshots add at most 3 %% to the run in a sandbox: %s.", verdict(float64(saved.total.median()) <= 1.03*float64(bare.total.median())))
+	t.note("%d rounds of %d steps, with %s of thinking between them, in which a snapshot is taken and packed; %d snapshots, pause median %s, p99 %s. The three run in step; a step with snapshots is compared with the same step of the same moment without, and what is added is the sum of the medians of these differences.",
+		len(o.bare), len(steps), ms(think), o.snapshots, ms(o.pauses.median()), ms(o.pauses.p99()))
+	low, high := spread(extra, o.bare, thought)
+	longer := o.bare.work() + 2*time.Second*time.Duration(len(steps))
+	t.note("Snapshots add %.1f ms to a step; with 2 s of thinking the same would be %s. Target: at most %.0f %% of the run in a sandbox: %s; from round to round (middle half) they add %+.1f to %+.1f %%.",
+		extra.work().Seconds()*1000/float64(len(steps)), percentMore(extra.work(), longer), overheadTarget, decided(share(extra.work(), bare), low, high), low, high)
 	t.print()
 	return nil
 }
 
-func added(a, b time.Duration) string {
-	return fmt.Sprintf("%+.1f %%", 100*(float64(a)/float64(b)-1))
+// overheadTime ends the rounds on a busy machine: the last one begins before it.
+const overheadTime = 95 * time.Second
+
+// overheadTarget is what snapshots may add to a run in a sandbox, percent.
+const overheadTarget = 3.0
+
+// share is what more adds to base, percent.
+func share(more, base time.Duration) float64 { return 100 * float64(more) / float64(base) }
+
+func percentMore(more, base time.Duration) string { return fmt.Sprintf("%+.1f %%", share(more, base)) }
+
+// spread is what snapshots add in the middle half of the rounds.
+func spread(extra, bare runTimes, thought time.Duration) (low, high float64) {
+	var each []float64
+	without := bare.rounds()
+	for i, more := range extra.rounds() {
+		each = append(each, share(more, without[i]+thought))
+	}
+	slices.Sort(each)
+	return each[len(each)/4], each[len(each)-1-len(each)/4]
 }
 
-func (b *bench) plainRun(ctx context.Context, steps []string, think time.Duration, out *runTimes) error {
+// decided is the verdict where the rounds agree on it, and else says that they
+// do not.
+func decided(sum, low, high float64) string {
+	if (low <= overheadTarget) != (high <= overheadTarget) || (sum <= overheadTarget) != (low <= overheadTarget) {
+		return fmt.Sprintf("not decided (%+.1f %%), the rounds disagree", sum)
+	}
+	return fmt.Sprintf("%s (%+.1f %%)", verdict(sum <= overheadTarget), sum)
+}
+
+// round runs the steps once in a fresh shell and two fresh sandboxes. Each
+// sandbox has rested for the time of a thought when its step begins. The one with
+// snapshots begins its step whether or not its snapshot is done; the other one
+// waits for that, so that it pays nothing for it.
+func (o *overhead) round(ctx context.Context, b *bench, x *boxes, steps []string, think time.Duration) error {
 	dir, err := b.folder("plain")
 	if err != nil {
 		return err
@@ -88,53 +161,52 @@ func (b *bench) plainRun(ctx context.Context, steps []string, think time.Duratio
 		return err
 	}
 	defer h.close()
-	return timedRun(ctx, steps, think, out, h.run, func() {})
-}
-
-// timedRun runs the steps one by one; after is called when one has ended and the
-// model begins to think.
-func timedRun(ctx context.Context, steps []string, think time.Duration, out *runTimes, do func(string) (string, error), after func()) error {
-	began := time.Now()
-	var work time.Duration
-	for _, step := range steps {
-		start := time.Now()
-		if _, err := do(step); err != nil {
+	var pair [2]*sandbox.Sandbox
+	for i := range pair {
+		if pair[i], err = x.start(ctx, 0); err != nil {
 			return err
 		}
-		work += time.Since(start)
-		after()
+		if _, err := x.sh(ctx, pair[i], "true"); err != nil {
+			return err
+		}
+	}
+	v, err := x.saver(pair[1])
+	if err != nil {
+		return err
+	}
+	var plain, bare, saved sample
+	for _, step := range steps {
+		if err := clock(&saved, func() error { _, err := x.sh(ctx, pair[1], step); return err }); err != nil {
+			return err
+		}
+		if err := errors.Join(v.join(), pause(ctx, think)); err != nil {
+			return err
+		}
+		if err := clock(&bare, func() error { _, err := x.sh(ctx, pair[0], step); return err }); err != nil {
+			return err
+		}
+		if err := clock(&plain, func() error { _, err := h.run(step); return err }); err != nil {
+			return err
+		}
+		v.begin(ctx)
 		if err := pause(ctx, think); err != nil {
 			return err
 		}
 	}
-	out.work, out.total = append(out.work, work), append(out.total, time.Since(began))
-	return nil
+	if err := v.join(); err != nil {
+		return err
+	}
+	o.plain, o.bare, o.saved = append(o.plain, plain), append(o.bare, bare), append(o.saved, saved)
+	o.snapshots, o.pauses = o.snapshots+v.taken, append(o.pauses, v.pauses...)
+	return errors.Join(pair[0].Kill(ctx), pair[1].Kill(ctx))
 }
 
-func (x *boxes) boxRun(ctx context.Context, steps []string, think time.Duration, save bool, out *runTimes) (*saver, error) {
-	s, err := x.start(ctx, 0)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := x.sh(ctx, s, "true"); err != nil {
-		return nil, err
-	}
-	v, err := x.saver(s)
-	if err != nil {
-		return nil, err
-	}
-	after := func() {}
-	if save {
-		after = func() { v.begin(ctx) }
-	}
-	err = timedRun(ctx, steps, think, out, func(c string) (string, error) { return x.sh(ctx, s, c) }, after)
-	if err == nil {
-		err = v.join()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return v, s.Kill(ctx)
+// clock adds the time that something takes.
+func clock(to *sample, do func() error) error {
+	start := time.Now()
+	err := do()
+	*to = append(*to, time.Since(start))
+	return err
 }
 
 // saver takes the snapshots of one sandbox as a session's driver does: one at a
