@@ -76,7 +76,9 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 	}
 	err := d.unpanicked(func() error { return d.live(ctx, s) })
 	d.endSaves()
-	if errors.Is(err, store.ErrFenced) {
+	// That a machine is not ours says nothing about the lease: the next claim sees.
+	lost := errors.Is(err, store.ErrFenced) && !errors.Is(err, sandbox.ErrFenced)
+	if lost {
 		d.pauseLost(ctx)
 	}
 	d.letGo() // it lives on: the next owner finds it
@@ -86,7 +88,7 @@ func (m *Manager) drive(ctx context.Context, l *store.Lease) {
 	case errors.As(err, &dead):
 		log.Debug("driver stopped as if killed", "err", err)
 		return
-	case errors.Is(err, store.ErrFenced):
+	case lost:
 		log.Info("lost session to a newer owner", "err", err)
 		return
 	case errors.Is(err, store.ErrDamaged):

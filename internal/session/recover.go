@@ -125,7 +125,7 @@ func (d *driver) reattach(ctx context.Context) error {
 	case errors.Is(err, sandbox.ErrNotFound):
 		return d.killNamed(ctx) // a dead one leaves its folder
 	case errors.Is(err, sandbox.ErrFenced):
-		return fmt.Errorf("%w: %w", store.ErrFenced, err)
+		return d.disown(ctx, err)
 	case errors.As(err, new(syscall.Errno)) && !errors.Is(err, fs.ErrNotExist):
 		// This node could not do its part (a full disk): that says nothing of the
 		// machine, which is not ended for it (trial G 111). It is tried again.
@@ -158,6 +158,21 @@ func (e *nodeError) Unwrap() error { return e.error }
 
 // nodeTries is the wait after it, in failures in a row.
 const nodeTries = 5
+
+// disown ends a machine that does not take us for its owner, unless we are not:
+// that is for the store to say. Its agent may be told of fences by anybody who
+// speaks for it, and a store that was put back knows lower ones.
+func (d *driver) disown(ctx context.Context, why error) error {
+	row, err := d.m.db.Session(ctx, d.ws, d.id)
+	if err != nil {
+		return err
+	}
+	if row.Fence != d.lease.Fence() {
+		return fmt.Errorf("%w: %w", store.ErrFenced, why)
+	}
+	d.m.log.Warn("the machine is not this owner's and is given up", "session", d.id, "err", why)
+	return d.m.cfg.Sandboxes.End(context.WithoutCancel(ctx), string(d.ws), string(d.id))
+}
 
 // machineRecord commits what became of the machine.
 func (d *driver) machineRecord(ctx context.Context, m store.Machine, more ...store.Draft) error {
