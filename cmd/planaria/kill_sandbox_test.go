@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,7 +113,7 @@ func (s *site) machines() map[string]int {
 // told is what a session's log says of its machine.
 type told struct {
 	results  map[string]string // of calls, by the line that each writes; only those that ended well
-	missing  map[string]bool   // lines of calls that a note names as missing
+	missing  map[string]bool   // lines of calls that a note tells to be gone
 	failed   map[string]string // results that say that something went wrong
 	notes    []string
 	restored int
@@ -144,6 +145,15 @@ func (s *site) tell(db *store.DB, id store.SessionID) told {
 			}
 			for _, c := range m.Missing {
 				out.missing[line[string(c)]] = true
+			}
+			if m.Act == store.MachineStarted && m.Note != "" {
+				// A new one: the note says that all of before is gone but what was
+				// run again.
+				for id, name := range line {
+					if _, done := out.results[name]; done && !slices.Contains(m.Repeated, store.EventID(id)) {
+						out.missing[name] = true
+					}
+				}
 			}
 			if m.Note != "" {
 				out.notes = append(out.notes, m.Note)
@@ -297,13 +307,25 @@ func (s *site) judgeLines(id store.SessionID, w told) {
 		t.Errorf("%s: its file was never shown: %v, notes %q", id, w.failed, w.notes)
 		return
 	}
+	// The model was told where the call that begins the process was lost (the
+	// machine died under it twice) or is not in the machine; it then goes on without.
+	begun := w.failed["start"] == "" && !w.missing["start"]
+	if !begun {
+		t.Logf("%s: goes on without its process: %v, notes %q", id, w.failed, w.notes)
+	}
 	seen, last := map[string]int{}, 0
 	for line := range strings.Lines(shown) {
 		name, number, _ := strings.Cut(strings.TrimSpace(line), " ")
 		seen[name]++
+		if !begun {
+			if number != "" {
+				t.Errorf("%s: a process that the transcript does not have said %q", id, number)
+			}
+			continue
+		}
 		n, err := strconv.Atoi(number)
 		if err != nil || n <= last {
-			t.Errorf("%s: the process in the background said %q after %d", id, number, last)
+			t.Errorf("%s: the process in the background said %q after %d; results that tell of a loss: %v, notes %q", id, number, last, w.failed, w.notes)
 		}
 		last = n
 	}
