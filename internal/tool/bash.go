@@ -22,7 +22,7 @@ var bash = Tool{
 The shell stays between calls: working directory, variables, functions and background processes are kept. It starts in /workspace. Files given to you are in /mnt/session/uploads; put files that the user should receive into /mnt/session/outputs.
 
 - Standard input is empty: a command that asks gets the end of input at once. Use flags like -y, and write files with the write tool or a here-document.
-- Standard output and standard error come back together, in order, without colours and other codes for terminals. Of more than 100,000 characters (or 100 KiB) you get the beginning and the end, and the path of a file that holds all of it.
+- Standard output and standard error come back together, in order, without colours and other codes for terminals. Of more than 100,000 characters (or 100 KiB) you get the beginning and the end, and the path of a file that holds all of it; the oldest such files go when they come to 64 MiB.
 - A command that ends with another code than 0 is an error whose last line is the exit code.
 - After timeout_ms (default 120000, at most what this environment allows, usually 600000) the command is killed, the shell is restarted, and its variables and directory are lost. Start what takes longer, or never ends, in the background: command > /tmp/log 2>&1 &
 - restart: true gives you a new shell; what runs in the background goes on.

@@ -96,7 +96,12 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 	if got := e.sh(s, "ls /tmp/.planaria | wc -l"); got != "2" {
 		e.t.Errorf("%s files of long outputs, want the two that are needed", got)
 	}
+	// They lie in memory: the oldest go when there are too many bytes of them.
+	e.sh(s, "cd /tmp/.planaria; truncate -s 50M old.txt older.txt; touch -d 2020-01-02 old.txt; touch -d 2020-01-01 older.txt; truncate -s 100M mine; touch -d 2019-01-01 mine")
 	long := text(e.t, e.run(s, "bash", in{"command": "seq 100000; exit 7"}))
+	if got := e.sh(s, "cd /tmp/.planaria; ls -1 old* mine; rm old* mine"); got != "mine\nold.txt" {
+		e.t.Errorf("of the files of long outputs there are left: %s", got)
+	}
 	_, rest, _ := strings.Cut(long, "all of it is in ")
 	file, rest, _ := strings.Cut(rest, "]\n")
 	if !strings.HasPrefix(long, "[output truncated: 588895 bytes") || !strings.HasPrefix(rest, "1\n2\n3\n") || !strings.HasSuffix(long, "\n100000\nthe shell exited; the next command gets a new one\nexit code 7") {

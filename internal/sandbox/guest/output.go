@@ -5,6 +5,7 @@ package guest
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,8 +24,10 @@ const (
 	headBytes = 8 << 10
 	// noteChars is what the note on a truncated output takes at most.
 	noteChars = 1000
-	// maxSpill bounds the file that takes an output too long for a result.
-	maxSpill = 64 << 20
+	// maxSpill bounds the file that takes an output too long for a result, and
+	// maxSpills all of them: they lie in /tmp, which is memory.
+	maxSpill  = 64 << 20
+	maxSpills = 128 << 20
 )
 
 // output keeps the beginning and the end of what a command said, and all of it
@@ -68,6 +71,7 @@ func (o *output) write(p []byte) {
 func (o *output) openSpill() {
 	err := os.MkdirAll(SpillDir, 0o755)
 	if err == nil {
+		dropSpills(maxSpills - maxSpill)
 		// Never through a link that a command has put there.
 		_ = os.Remove(spillPath(o.id))
 		o.spill, err = os.OpenFile(spillPath(o.id), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
@@ -76,6 +80,31 @@ func (o *output) openSpill() {
 		_, err = o.spill.Write(o.tail)
 	}
 	o.failed = err != nil
+}
+
+// dropSpills removes the oldest files of long outputs, until they have no more
+// bytes than room.
+func dropSpills(room int64) {
+	names, err := filepath.Glob(filepath.Join(SpillDir, "*.txt"))
+	if err != nil {
+		return
+	}
+	var all []fs.FileInfo
+	for _, n := range names {
+		if info, err := os.Lstat(n); err == nil && info.Mode().IsRegular() {
+			all = append(all, info)
+			room -= info.Size()
+		}
+	}
+	slices.SortFunc(all, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	for _, info := range all {
+		if room >= 0 {
+			return
+		}
+		if os.Remove(filepath.Join(SpillDir, info.Name())) == nil {
+			room += info.Size()
+		}
+	}
 }
 
 func spillPath(id string) string {
