@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -134,7 +135,9 @@ func (db *DB) Close() error {
 		errs = append(errs, db.wit.close())
 	}
 	if db.lock != nil {
-		errs = append(errs, db.lock.Close()) // frees the folder lock
+		// Frees the folder's lock for others at once: a process that is being started
+		// has a copy of the descriptor until it becomes another program.
+		errs = append(errs, syscall.Flock(int(db.lock.Fd()), syscall.LOCK_UN), db.lock.Close())
 	}
 	return errors.Join(errs...)
 }
