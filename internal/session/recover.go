@@ -126,9 +126,9 @@ func (d *driver) reattach(ctx context.Context) error {
 		return d.killNamed(ctx) // a dead one leaves its folder
 	case errors.Is(err, sandbox.ErrFenced):
 		return d.disown(ctx, err)
-	case errors.As(err, new(syscall.Errno)) && !errors.Is(err, fs.ErrNotExist):
-		// This node could not do its part (a full disk): that says nothing of the
-		// machine, which is not ended for it (trial G 111). It is tried again.
+	case ofNode(err):
+		// That says nothing of the machine, which is not ended for it (trial G 111).
+		// It is tried again.
 		return &nodeError{err}
 	case err != nil:
 		// It lives and does not answer. What is brought back does.
@@ -172,6 +172,12 @@ func (d *driver) disown(ctx context.Context, why error) error {
 	}
 	d.m.log.Warn("the machine is not this owner's and is given up", "session", d.id, "err", why)
 	return d.m.cfg.Sandboxes.End(context.WithoutCancel(ctx), string(d.ws), string(d.id))
+}
+
+// ofNode tells errors of this node's system, such as a full disk: they say
+// nothing of the machine or its snapshots.
+func ofNode(err error) bool {
+	return errors.As(err, new(syscall.Errno)) && !errors.Is(err, fs.ErrNotExist)
 }
 
 // machineRecord commits what became of the machine.
@@ -494,8 +500,8 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) || errors.Is(err, sandbox.ErrFull) {
-			return nil, err // nothing is given up because a registry is away, or this node has no room
+		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) || errors.Is(err, sandbox.ErrFull) || ofNode(err) {
+			return nil, err // nothing is given up because a registry is away, or this node has no room or no disk
 		}
 		d.m.log.Error("snapshot cannot be restored", "session", d.id, "snapshot", id, "err", err)
 		r.rec.Tried = append(r.rec.Tried, store.TriedSnapshot{Snapshot: id, Reason: clip(err.Error(), 500)})
