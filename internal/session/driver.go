@@ -40,6 +40,7 @@ type driver struct {
 	// conflicts counts looks at the inbox in a row that met a conflict.
 	conflicts int
 	waiting   int // messages that the newest look at the inbox left there
+	revived   int // times that a machine that died was brought back to end the turn
 
 	mu      sync.Mutex
 	st      *state
@@ -440,7 +441,7 @@ func (d *driver) decide(ctx context.Context) (act func(context.Context) error, e
 	if refused := st.refused; refused != nil {
 		return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopRefusal}, refused) }, nil
 	}
-	return func(ctx context.Context) error { return d.rest(ctx, stopReason{Type: stopEndTurn}, nil) }, nil
+	return d.finish, nil
 }
 
 // leave releases a session at rest to which nothing new was said, when its

@@ -42,6 +42,8 @@ const (
 	// lookAgain is how soon a session is looked at again that could not be
 	// dealt with.
 	lookAgain = time.Minute
+	// lookSoon is the same where somebody may wait for it.
+	lookSoon = time.Second
 	// sweepImagesEvery is how often images and dropped snapshots are looked for.
 	sweepImagesEvery = 5 * time.Minute
 	// collectRuntimesEvery is how often runtimes that nothing needs are removed,
@@ -234,7 +236,12 @@ func (m *Manager) keepSession(ctx context.Context, key sessionKey) error {
 	}
 	held := m.holders.of(string(key.ws), string(key.id))
 	if s.Owner != "" && (held == nil || held.machine() == nil) {
-		m.keep.look(key.ws, key.id, lookAgain) // another's, or it brings its machine back
+		// Another's, which may wait for what lies here, or it brings its machine back.
+		again := lookAgain
+		if m.hasUnstored(rows[0]) {
+			again = lookSoon
+		}
+		m.keep.look(key.ws, key.id, again)
 		return nil
 	}
 	env, err := parseEnvironment(s.Config.Environment)
@@ -247,10 +254,20 @@ func (m *Manager) keepSession(ctx context.Context, key sessionKey) error {
 	return m.later(key, m.keepNewest(ctx, key, rows, s.Owner == ""))
 }
 
+// hasUnstored reports whether a snapshot's image lies here and not in the blob
+// store, so that no other node can bring it back.
+func (m *Manager) hasUnstored(x store.SnapshotRow) bool {
+	if !x.PackedAt.IsZero() || !m.cfg.Sandboxes.Stores() {
+		return false
+	}
+	_, err := m.cfg.Sandboxes.ReadSnapshot(x.ID)
+	return err == nil
+}
+
 // later turns errLater into another look.
 func (m *Manager) later(key sessionKey, err error) error {
 	if errors.Is(err, errLater) || errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotFound) {
-		m.keep.look(key.ws, key.id, lookAgain)
+		m.keep.look(key.ws, key.id, lookSoon)
 		return nil
 	}
 	return err

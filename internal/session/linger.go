@@ -52,7 +52,7 @@ func (d *driver) restWith(ctx context.Context, a store.Append, again time.Time) 
 		return err
 	}
 	// The next turn begins as after a claim.
-	d.listed, d.consumed = false, false
+	d.listed, d.consumed, d.revived = false, false, 0
 	return nil
 }
 

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -127,6 +128,48 @@ func TestTwoNodes(t *testing.T) {
 	if len(ms) != 3 || ms[2].Act != store.MachineRestored || ms[2].Node == ms[1].Node || len(ms[2].Repeated) != 1 || len(ms[2].Missing) != 0 ||
 		!strings.Contains(ms[2].Note, "brought back") {
 		t.Errorf("machines %+v\n%s", ms, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestImageOnAnotherNode: a session's machine was suspended on one node, and
+// another one takes the next message before the snapshot is in the blob store.
+// The state is waited for, not given up for a fresh machine, by a call inside and
+// by an irreversible one that may build upon it.
+func TestImageOnAnotherNode(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Engine: testenv.PostgreSQL, Sandboxes: true, MaxRunning: 1, Machine: testenv.M{"linger_seconds": 0}})
+	release := e.Sessions().HoldPacks()
+	defer release()
+	var ids []string
+	for i, then := range []llm.Step{calls(shell("cat /tmp/u")), acting("buy", "away1")} {
+		id := e.Begin(fmt.Sprintf("away%d", i), llm.PlayScript{Steps: []llm.Step{
+			calls(shell("cat /proc/sys/kernel/random/uuid > /tmp/u; cat /tmp/u")), ending, then, ending}})
+		e.Finish(id)
+		suspended(t, e, id)
+		ids = append(ids, id)
+	}
+	slow := ending
+	slow.DelayMS = 25_000
+	busy := e.Begin("busy", llm.PlayScript{Steps: []llm.Step{slow}}) // takes the first node's only place
+	await(t, e, busy, "its request", func(en store.Entry) bool { return en.Kind == store.KindIntent })
+	secondNode(t, e)
+	for _, id := range ids {
+		e.Say(id, "Go on.")
+		await(t, e, id, "what becomes of the machine", func(en store.Entry) bool {
+			return en.Fence > 1 && (en.Kind == store.KindWait || en.Kind == store.KindMachine)
+		})
+	}
+	release()
+	for i, id := range ids {
+		e.Finish(id)
+		got := resultsOf(t, e, id)
+		if len(got) != 2 || i == 0 && got[1] != got[0] {
+			t.Errorf("results %q\n%s", got, e.Describe(id))
+		}
+	}
+	if n := e.World.Executions("buy", "away1"); n != 1 {
+		t.Errorf("bought %d times\n%s", n, e.Describe(ids[1]))
 	}
 	e.Check()
 }

@@ -203,13 +203,7 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 	d.letGo()
 	var tries int
 	d.read(func(st *state) { tries = st.tries["machine"] })
-	var err error
-	var cut error
-	d.during(ctx, func(soft context.Context) {
-		defer d.keepAlive(time.Hour)()
-		err = d.make(soft, tries)
-		cut = context.Cause(soft)
-	})
+	err, cut := d.makeNow(ctx)
 	var dead *crash
 	switch {
 	case err == nil:
@@ -224,9 +218,19 @@ func (d *driver) ready(ctx context.Context, needing []*call) (bool, error) {
 	return false, d.noMachine(ctx, err, tries+1, needing)
 }
 
+// makeNow is make while the inbox is served. cut is why it was to be cut short.
+func (d *driver) makeNow(ctx context.Context) (err, cut error) {
+	d.during(ctx, func(soft context.Context) {
+		defer d.keepAlive(time.Hour)()
+		err = d.make(soft)
+		cut = context.Cause(soft)
+	})
+	return err, cut
+}
+
 // make makes the machine, where the driver holds none, and puts the session's
 // resources into it, as far as they are not there.
-func (d *driver) make(ctx context.Context, tries int) (err error) {
+func (d *driver) make(ctx context.Context) (err error) {
 	if d.held() == nil {
 		d.letGo()
 		// What was saved of the one that died is in the log first: it is what is
@@ -235,7 +239,8 @@ func (d *driver) make(ctx context.Context, tries int) (err error) {
 			return err
 		}
 		var m machineState
-		d.read(func(st *state) { m = st.machine })
+		var tries int
+		d.read(func(st *state) { m, tries = st.machine, st.tries["machine"] })
 		if m.Act == "" {
 			err = d.start(ctx, store.Machine{})
 		} else {
@@ -259,7 +264,11 @@ func (d *driver) make(ctx context.Context, tries int) (err error) {
 func (d *driver) noMachine(ctx context.Context, err error, tries int, needing []*call) error {
 	d.m.log.Warn("cannot make the session's machine", "session", d.id, "err", err)
 	what := "The session's machine could not be started: " + err.Error()
-	if tries < machineTries && !final(err) {
+	limit := machineTries
+	if errors.Is(err, errElsewhere) {
+		limit = elsewhereTries
+	}
+	if tries < limit && !final(err) {
 		return d.reschedule(ctx, newSessionError("unknown_error", what+". It is tried again.", "retrying"),
 			store.Wait{Until: d.m.now().Add(d.m.patience.backoff(tries, 0)), Reason: "machine", Tries: tries})
 	}
@@ -500,6 +509,9 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
+		if d.elsewhere(ctx, saved, err) {
+			return nil, fmt.Errorf("%w: %w", errElsewhere, err)
+		}
 		if !unrestorable(err) && tries < machineTries-1 || errors.Is(err, sandbox.ErrRegistry) || errors.Is(err, sandbox.ErrFull) || ofNode(err) {
 			return nil, err // nothing is given up because a registry is away, or this node has no room or no disk
 		}
@@ -512,6 +524,24 @@ func (d *driver) restore(ctx context.Context, m machineState, tries int) (*recov
 	}
 	r.b, r.after, r.rec.Act = b, m.Base, store.MachineStarted
 	return r, nil
+}
+
+// errElsewhere: another node has the session's newest state, lives, and has not
+// brought it into the blob store yet (keepSession). Nothing older is taken.
+var errElsewhere = errors.New("its newest state lies on another node, which has not stored it yet")
+
+// elsewhereTries is machineTries where another node is waited for: half a minute.
+const elsewhereTries = 6
+
+// elsewhere reports whether a snapshot that is not found lies on a living node.
+func (d *driver) elsewhere(ctx context.Context, s savedState, err error) bool {
+	if !errors.Is(err, sandbox.ErrNotFound) || len(s.Packed) > 0 || s.Node == "" || s.Node == d.lease.Node() {
+		return false
+	}
+	nodes, err := d.m.db.Nodes(ctx, 1000)
+	return err != nil || slices.ContainsFunc(nodes, func(n store.NodeRow) bool {
+		return n.ID == s.Node && n.LeftAt.IsZero() && n.DeadAt.IsZero()
+	})
 }
 
 // unrestorable tells errors that stay what they are.

@@ -136,6 +136,25 @@ func TestResourcesAndOutputs(t *testing.T) {
 	e.Check()
 }
 
+// TestOutputsOfDeadMachine: the machine dies when the agent has done its work and
+// says so. What it left in the outputs folder becomes files all the same.
+func TestOutputsOfDeadMachine(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true})
+	slow := ending
+	slow.DelayMS = 3000
+	id := e.Begin("dead", llm.PlayScript{Steps: []llm.Step{calls(shell("echo one > /mnt/session/outputs/a.txt")), slow}})
+	awaitSnapshot(t, e, id, "the step's snapshot", tookPart(store.SnapshotTaken))
+	e.KillSandbox(id)
+	if stop := e.Finish(id); stop.Type != "end_turn" {
+		t.Errorf("rests with %v\n%s", stop, e.Describe(id))
+	}
+	if diff := cmp.Diff(map[string][]string{"a.txt": {"one\n"}}, outputsOf(t, clientOf(e), id)); diff != "" {
+		t.Errorf("outputs (-want +got):\n%s\n%s", diff, e.Describe(id))
+	}
+	e.Check()
+}
+
 // TestHostileOutputs: whatever lies in the outputs folder, the first files that
 // can be kept are kept, nothing is followed or waited for, and the user is told
 // once what was left (attacks F2, F5).

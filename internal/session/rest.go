@@ -95,6 +95,37 @@ func (d *driver) rest(ctx context.Context, reason stopReason, details json.RawMe
 	return d.restConsuming(ctx, nil, reason, details, before, time.Time{})
 }
 
+// died reports whether the machine is gone that the log says is running.
+func (d *driver) died() (yes bool) {
+	if d.m.cfg.Sandboxes == nil || d.held() != nil {
+		return false
+	}
+	d.read(func(st *state) { yes = liveAct(st.machine.Act) })
+	return yes
+}
+
+// finish ends a turn to which nothing more is to be said. A machine that died in
+// it is brought back first, for what it left in the outputs folder: once or
+// twice, and where that fails the turn ends all the same.
+func (d *driver) finish(ctx context.Context) error {
+	if d.died() && d.revived < maxLosses {
+		d.revived++
+		err, cut := d.makeNow(ctx)
+		if errors.As(err, new(*crash)) || errors.Is(err, store.ErrFenced) || errors.Is(err, store.ErrUnknown) {
+			return err
+		}
+		switch {
+		case errors.Is(cut, store.ErrFenced):
+			return cut
+		case cut != nil:
+			return store.ErrConflict // the loop sees why
+		case err != nil:
+			d.m.log.Warn("the outputs of a machine that died stay in it", "session", d.id, "err", err)
+		}
+	}
+	return d.rest(ctx, stopReason{Type: stopEndTurn}, nil)
+}
+
 // endTurn does what the machine needs before a turn's rest is said: its outputs
 // are kept as files, and the snapshots of the turn are taken.
 func (d *driver) endTurn(ctx context.Context) error {

@@ -450,6 +450,8 @@ func (d *driver) durable(ctx context.Context) error {
 			return context.Cause(ctx)
 		case errors.Is(err, errMachineGone):
 			return err // it is back: the loop looks at what else is open
+		case errors.Is(err, errElsewhere):
+			return err // the other node stores it as soon as this driver has parked the session
 		case errors.Is(err, errBehind):
 			return fmt.Errorf("%w: %w", errUnsaved, err)
 		}
@@ -467,8 +469,7 @@ var errBehind = errors.New("the machine was lost, and what was brought back does
 // closed other open calls.
 func (d *driver) whole(ctx context.Context) error {
 	var m machineState
-	var tries int
-	d.read(func(st *state) { m, tries = st.machine, st.tries["machine"] })
+	d.read(func(st *state) { m = st.machine })
 	if d.held() == nil && m.Act != "" {
 		needed, err := d.dependsOn(ctx, m)
 		switch {
@@ -478,7 +479,7 @@ func (d *driver) whole(ctx context.Context) error {
 			return errors.New("the machine dies each time that it is brought back")
 		case needed:
 			d.saves.brought++
-			if err := d.make(ctx, tries); err != nil {
+			if err := d.make(ctx); err != nil {
 				return err
 			}
 			return errMachineGone

@@ -322,7 +322,8 @@ func (d *driver) commitOutput(ctx context.Context, drafts []store.Draft, out sto
 	if reason.Type == stopRefusal {
 		details = refusal(out)
 	}
-	if reason.Type != "" && d.held() == nil { // with a machine more is to be done before the rest
+	// With a machine, or one that died, more is to be done before the rest.
+	if reason.Type != "" && d.held() == nil && !(reason.Type == stopEndTurn && d.died()) {
 		idle := d.idle(reason, details, store.SessionUsage{TokenUsage: out.Usage, CostNanoUSD: out.CostNanoUSD})
 		// Seen is not set: a message that waited behind this turn is in the inbox
 		// too, and the session must not fall asleep before it is answered.
