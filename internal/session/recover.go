@@ -372,12 +372,12 @@ func (r *recovery) knows(id store.EventID) bool {
 //     the honest results of open calls that cannot be run again
 func (d *driver) bringBack(ctx context.Context, m machineState, tries int) error {
 	began := d.m.now()
-	var fatal []store.EventID // calls that end the machine when they are run again
-	r, past, err := d.restoreAndRepeat(ctx, m, tries, fatal)
-	for e := (*fatalCall)(nil); errors.As(err, &e) && len(fatal) < machineTries; {
-		d.m.log.Error("a call ends the machine when it is run again, and is left out", "session", d.id, "call", e.event)
-		fatal = append(fatal, e.event)
-		r, past, err = d.restoreAndRepeat(ctx, m, tries, fatal)
+	not := map[store.EventID]string{} // calls that must not be run again, and why
+	r, past, err := d.restoreAndRepeat(ctx, m, tries, not)
+	for e := (*badRepeat)(nil); errors.As(err, &e) && len(not) < machineTries; {
+		d.m.log.Warn("a call is left out when calls are run again", "session", d.id, "err", e)
+		not[e.event] = e.why
+		r, past, err = d.restoreAndRepeat(ctx, m, tries, not)
 	}
 	if err != nil {
 		return err
@@ -397,16 +397,18 @@ func (d *driver) bringBack(ctx context.Context, m machineState, tries int) error
 	return nil
 }
 
-// fatalCall: the machine died while a call was run again in it.
-type fatalCall struct{ event store.EventID }
-
-func (e *fatalCall) Error() string {
-	return fmt.Sprintf("the machine died while call %s was run again", e.event)
+// badRepeat: a call was run again and should not have been. The machine begins
+// anew without it.
+type badRepeat struct {
+	event store.EventID
+	why   string
 }
+
+func (e *badRepeat) Error() string { return fmt.Sprintf("call %s: %s", e.event, e.why) }
 
 // restoreAndRepeat does the first two steps of bringBack. A machine of which it
 // reports an error is ended.
-func (d *driver) restoreAndRepeat(ctx context.Context, m machineState, tries int, fatal []store.EventID) (*recovery, past, error) {
+func (d *driver) restoreAndRepeat(ctx context.Context, m machineState, tries int, not map[store.EventID]string) (*recovery, past, error) {
 	r, err := d.restore(ctx, m, tries)
 	if err != nil {
 		return nil, past{}, err
@@ -436,7 +438,7 @@ func (d *driver) restoreAndRepeat(ctx context.Context, m machineState, tries int
 		}
 	}
 	if err == nil {
-		err = d.repeat(ctx, r, past, fatal)
+		err = d.repeat(ctx, r, past, not)
 	}
 	if err != nil {
 		return nil, past, d.abort(r.b, err)

@@ -157,14 +157,25 @@ func (p *past) reachedOut(id store.EventID, after store.Seq) (host string) {
 	return host
 }
 
+// reachedLater names the host to which something had a connection after a call's
+// end, in the name of another call.
+func (p *past) reachedLater(c *pastCall) (host string) {
+	for _, t := range p.tunnels {
+		if t.seq > c.at && !slices.Contains(t.Calls, buildCalls) {
+			host = t.Host
+		}
+	}
+	return host
+}
+
 // maxRepeat bounds how long calls are run again in all.
 const maxRepeat = 10 * time.Minute
 
 // repeat runs again, in order, the calls that ended after the state that was
 // brought back, while each result equals the recorded one and none of them
 // touched the world (design section 5, recovery, step 3). Reading calls are
-// skipped: there is nothing of them to bring back.
-func (d *driver) repeat(ctx context.Context, r *recovery, p past, fatal []store.EventID) error {
+// skipped: there is nothing of them to bring back. Those of not are left out.
+func (d *driver) repeat(ctx context.Context, r *recovery, p past, not map[store.EventID]string) error {
 	if len(p.calls) > 0 {
 		r.b = d.shutOff(r.b) // what is run again must not reach out
 	}
@@ -184,15 +195,15 @@ func (d *driver) repeat(ctx context.Context, r *recovery, p past, fatal []store.
 			r.gap = "the user had it ended while it ran"
 		case p.outside(c, r.after) != "":
 			r.gap = p.outside(c, r.after)
-		case slices.Contains(fatal, c.event):
-			r.gap = "run again, it ended the machine"
+		case not[c.event] != "":
+			r.gap = not[c.event]
 		default:
-			same, err := d.again(ctx, r.b, c, end.Sub(d.m.now()))
+			same, err := d.againAlone(ctx, r.b, c, p.reachedLater(c), end.Sub(d.m.now()))
 			switch {
 			case errors.Is(err, errTooLong):
 				r.gap = "running calls again took too long"
 			case err != nil && r.b.dead() && ctx.Err() == nil:
-				return &fatalCall{c.event}
+				return &badRepeat{c.event, "run again, it ended the machine"}
 			case err != nil:
 				return err
 			case same:
@@ -246,6 +257,39 @@ func (d *driver) again(ctx context.Context, b *machine, c *pastCall, left time.D
 	}
 	d.ack(ctx, b, c.event)
 	return a.IsError == c.isError && sameJSON(a.Content, c.content), nil
+}
+
+// againAlone is again for a call after whose end something reached a host, if it
+// is not empty. A tunnel names the calls that ran when it was opened; it may have
+// been a process all the same that this call had left. Where the call leaves one
+// when it is run again, that would reach out a second time: badRepeat.
+func (d *driver) againAlone(ctx context.Context, b *machine, c *pastCall, host string, left time.Duration) (same bool, err error) {
+	if host == "" {
+		return d.again(ctx, b, c, left)
+	}
+	before, err := processesIn(ctx, b)
+	if err != nil {
+		return false, err
+	}
+	if before == 0 {
+		before = 1 // the shell, which stays
+	}
+	if same, err = d.again(ctx, b, c, left); err != nil || !same {
+		return same, err
+	}
+	after, err := processesIn(ctx, b)
+	if err == nil && after > before {
+		err = &badRepeat{c.event, "it leaves a process, which may have had a connection to " + host}
+	}
+	return same, err
+}
+
+// processesIn counts the processes inside, without the agent.
+func processesIn(ctx context.Context, b *machine) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, cancelledCallEnd)
+	defer cancel()
+	a, err := b.s.Activity(ctx)
+	return len(strings.Fields(a.Processes)), err
 }
 
 func sameJSON(a, b json.RawMessage) bool {

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,6 +119,45 @@ func TestBringBackWithFullDisk(t *testing.T) {
 	got := resultsOf(t, e, id)
 	if len(got) != 3 || !strings.HasPrefix(got[1], "error") || !strings.Contains(got[1], "no space left") || got[2] != got[0] {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
+	}
+	e.Check()
+}
+
+// TestLeftProcessIsNotBegunAgain: a call leaves a process that reaches out while
+// another call runs. After a loss the first call is not run again, or the process
+// would reach out a second time, although no tunnel names the call.
+func TestLeftProcessIsNotBegunAgain(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: unsaved})
+	gate := e.World.HoldAfter("buy", "left")
+	slow := ending
+	slow.DelayMS = 3500
+	id := e.Begin("left", llm.PlayScript{Steps: []llm.Step{
+		calls(shell("echo one > /tmp/a")),
+		calls(shell("( sleep 1.5; " + outward + ") >/dev/null 2>&1 & true")),
+		calls(shell("sleep 3")), acting("buy", "left"), calls(shell("cat /tmp/a")), calls(shell("cat /tmp/a")), slow}})
+	waitFor(t, "the call of the world", gate.Arrived())
+	e.KillSandbox(id)
+	gate.Release()
+	e.Finish(id)
+	tunnels := 0
+	for _, en := range entriesOf(t, e, id) {
+		var b store.Tunnel
+		if en.Kind == store.KindTunnel && json.Unmarshal(en.Body, &b) == nil && !b.Ended {
+			if tunnels++; len(b.Calls) != 1 {
+				t.Errorf("the tunnel names %v", b.Calls)
+			}
+		}
+	}
+	if tunnels != 1 {
+		t.Errorf("it reached out %d times\n%s", tunnels, e.Describe(id))
+	}
+	ms := machinesOf(t, e, id)
+	if m := ms[len(ms)-1]; len(ms) != 2 || len(m.Repeated) != 1 || len(m.Missing) != 2 || !strings.Contains(m.Note, "process") {
+		t.Errorf("machines %+v", ms)
+	}
+	if got := resultsOf(t, e, id); got[len(got)-1] != "one" {
+		t.Errorf("results %q", got)
 	}
 	e.Check()
 }
