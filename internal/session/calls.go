@@ -125,6 +125,7 @@ func (d *driver) calls(ctx context.Context) error {
 		if ok, err := d.ready(ctx, inside); err != nil || !ok {
 			return err
 		}
+		d.working(ctx)
 		run = d.stillWanted(run)
 	}
 	if err := d.runCalls(ctx, run, byID, &s); err != nil {

@@ -35,11 +35,23 @@ func (m *Manager) FailTest(ctx context.Context, ws store.WorkspaceID, id store.S
 	return m.noteSnapshot(ctx, sessionKey{ws, id}, store.Snapshot{Act: store.SnapshotTested, Snapshot: snapshot, Failed: "for the test"})
 }
 
-// SaveEvery starts the timer of policy interval with another interval.
-func (m *Manager) SaveEvery(ws store.WorkspaceID, id store.SessionID, every time.Duration) {
-	if d := m.holders.of(string(ws), string(id)); d != nil {
-		d.startInterval(context.Background(), every)
+// SaveEvery replaces the timer of policy interval by one with another interval;
+// false: there is none.
+func (m *Manager) SaveEvery(ws store.WorkspaceID, id store.SessionID, every time.Duration) bool {
+	d := m.holders.of(string(ws), string(id))
+	if d == nil {
+		return false
 	}
+	d.saves.mu.Lock()
+	stop := d.saves.stop
+	d.saves.stop = nil
+	d.saves.mu.Unlock()
+	if stop == nil {
+		return false
+	}
+	stop()
+	d.startInterval(context.Background(), every)
+	return true
 }
 
 // Sweep looks at one sandbox as the sweeper does that has seen it for a while.

@@ -90,15 +90,21 @@ func (e environment) saving() api.Machine {
 
 // thinking is called right before the model is asked: no contained call runs,
 // and the time is free. Under policy step a snapshot is started when the step
-// changed something; under policy interval a timer is. It returns at once.
+// changed something. It returns at once.
 func (d *driver) thinking(ctx context.Context) {
 	if d.machine() == nil {
 		return
 	}
-	switch s := d.saving(); s.Snapshot {
-	case api.SnapshotStep:
+	if d.saving().Snapshot == api.SnapshotStep {
 		d.startSave(ctx, whyStep)
-	case api.SnapshotInterval:
+	}
+	d.working(ctx)
+}
+
+// working is called when there is a machine: the timer of policy interval runs
+// from now on.
+func (d *driver) working(ctx context.Context) {
+	if s := d.saving(); s.Snapshot == api.SnapshotInterval {
 		d.startInterval(ctx, time.Duration(s.IntervalSeconds)*time.Second)
 	}
 }
