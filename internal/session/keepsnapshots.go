@@ -238,7 +238,7 @@ func (m *Manager) keepSession(ctx context.Context, key sessionKey) error {
 	if s.Owner != "" && (held == nil || held.machine() == nil) {
 		// Another's, which may wait for what lies here, or it brings its machine back.
 		again := lookAgain
-		if m.hasUnstored(rows[0]) {
+		if held == nil && m.hasUnstored(rows[0]) {
 			again = lookSoon
 		}
 		m.keep.look(key.ws, key.id, again)
@@ -257,7 +257,7 @@ func (m *Manager) keepSession(ctx context.Context, key sessionKey) error {
 // hasUnstored reports whether a snapshot's image lies here and not in the blob
 // store, so that no other node can bring it back.
 func (m *Manager) hasUnstored(x store.SnapshotRow) bool {
-	if !x.PackedAt.IsZero() || !m.cfg.Sandboxes.Stores() {
+	if !x.PackedAt.IsZero() || x.Failed != "" || !m.cfg.Sandboxes.Stores() {
 		return false
 	}
 	_, err := m.cfg.Sandboxes.ReadSnapshot(x.ID)
