@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/planaria/planaria/internal/llm"
 	"github.com/planaria/planaria/internal/session"
@@ -46,7 +45,8 @@ func TestBudgetWithMachine(t *testing.T) {
 	if err != nil || stop.Type != "budget_reached" {
 		t.Fatalf("rests with %v: %v\n%s", stop, err, e.Describe(out.ID))
 	}
-	<-time.After(300 * time.Millisecond)
+	// Meanwhile another session is claimed, runs a turn and rests.
+	e.Finish(e.Begin("other", llm.PlayScript{Steps: []llm.Step{{Tools: []llm.ToolCall{shell("true")}}, ending}}))
 	if n := idles(t, e, out.ID); n != 1 {
 		t.Fatalf("it came to rest %d times\n%s", n, e.Describe(out.ID))
 	}
@@ -138,8 +138,7 @@ func TestMessageWhileProbed(t *testing.T) {
 		}
 	}
 	waitFor(t, "the second probe", second.Arrived())
-	e.Say(id, "now")
-	<-time.After(200 * time.Millisecond) // the driver hears of it and goes on waiting for the probe
+	e.Say(id, "now") // the driver hears of it and goes on waiting for the probe
 	second.Release()
 	settled.Wait()
 	if e.Finish(id); idles(t, e, id) != 2 {
@@ -156,17 +155,15 @@ func TestMovedWithoutSandboxes(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t, testenv.Options{Sandboxes: true})
 	id := e.Begin("moved", llm.PlayScript{Steps: []llm.Step{
-		calls(shell("echo there > /tmp/f; sleep 2")), ending, calls(shell("cat /tmp/f")), ending, ending, ending}})
-	await(t, e, id, "the machine's record", func(en store.Entry) bool { return en.Kind == store.KindMachine })
-	waitUntil(t, "the command", func() bool { return running(e, id) })
-	<-time.After(time.Second)
+		calls(shell("echo there > /tmp/f")), calls(shell("sleep 2")), ending, calls(shell("cat /tmp/f")), ending, ending, ending}})
+	waitUntil(t, "the second command", func() bool { return len(resultsOf(t, e, id)) == 1 && running(e, id) })
 	e.Crash()
 	e.Without(true)
 	e.Restart()
 	if stop := e.Finish(id); stop.Type != "end_turn" {
 		t.Errorf("rests with %v\n%s", stop, e.Describe(id))
 	}
-	if got := resultsOf(t, e, id); len(got) != 1 || !strings.Contains(got[0], "is unknown") {
+	if got := resultsOf(t, e, id); len(got) != 2 || !strings.Contains(got[1], "is unknown") {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
 	if n := count(entriesOf(t, e, id), "session.error"); n != 1 {
@@ -181,7 +178,7 @@ func TestMovedWithoutSandboxes(t *testing.T) {
 	e.Restart()
 	e.Say(id, "go on")
 	e.Finish(id)
-	if got := resultsOf(t, e, id); len(got) != 2 || got[1] != "there" {
+	if got := resultsOf(t, e, id); len(got) != 3 || got[2] != "there" {
 		t.Errorf("results %q\n%s", got, e.Describe(id))
 	}
 	// There and gone again is said again, once.

@@ -218,20 +218,25 @@ func TestFairTurns(t *testing.T) {
 	a, b := net.Pipe()
 	go func() { _ = host.Serve(a, link.State{}) }()
 	go func() { _ = guest.Serve(&slowReader{Conn: b}, link.State{}) }()
+	var full sync.WaitGroup
 	for range busy {
 		s, err := host.Open("download")
 		if err != nil {
 			t.Fatal(err)
 		}
+		full.Add(1)
 		go func() {
-			for body := make([]byte, 64<<10); ; {
+			for n, body := 0, make([]byte, 64<<10); ; n++ {
+				if n == 4 { // one that begins to wait for its window
+					full.Done()
+				}
 				if _, err := s.Write(body); err != nil {
 					return
 				}
 			}
 		}()
 	}
-	<-time.After(200 * time.Millisecond) // all of them have full windows
+	full.Wait()
 	s, err := host.Open("call")
 	if err != nil {
 		t.Fatal(err)
