@@ -175,19 +175,31 @@ func (a *Agent) environment() []string {
 	return env
 }
 
-func readCodes(r *os.File, codes chan<- int) {
+// maxCode is more than an exit code takes, in bytes.
+const maxCode = 64
+
+// readCodes hands on the exit codes that the shell says, the newest where nobody
+// waits. A command can find the pipe and write to it whatever it likes.
+func readCodes(r *os.File, codes chan int) {
 	defer r.Close()
-	in := bufio.NewReader(r)
+	in := bufio.NewReaderSize(r, maxCode)
 	for {
-		line, err := in.ReadString('\n')
+		line, err := in.ReadSlice('\n')
+		if err == bufio.ErrBufferFull {
+			continue
+		}
 		if err != nil {
 			return
 		}
-		code, err := strconv.Atoi(strings.TrimSpace(line))
+		code, err := strconv.Atoi(strings.TrimSpace(string(line)))
 		if err != nil {
 			code = -1
 		}
-		codes <- code
+		select {
+		case <-codes:
+		default:
+		}
+		codes <- code // nobody else sends
 	}
 }
 
@@ -233,10 +245,13 @@ func (s *shell) takeSeen() []byte {
 // run gives the shell a command and waits for its end.
 func (s *shell) run(c *call, command string, late func() bool, timeout time.Duration) wire.Result {
 	mark := "\x1eplanaria-" + rand.Text() + "\x1e"
-	if _, err := io.WriteString(s.commands, mark+"\x00"+command+"\x00"); err != nil {
-		s.kill()
-		return failure("write to the shell: %v; it was restarted", err)
-	}
+	// A shell that was stopped reads nothing, and a pipe holds less than a command
+	// may have.
+	wrote := make(chan error, 1)
+	go func(to *os.File) {
+		_, err := io.WriteString(to, mark+"\x00"+command+"\x00")
+		wrote <- err
+	}(s.commands)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	p := &pending{out: c.out, mark: []byte(mark)}
@@ -246,6 +261,11 @@ func (s *shell) run(c *call, command string, late func() bool, timeout time.Dura
 	cancel := c.cancel
 	for {
 		select {
+		case err := <-wrote:
+			if err != nil {
+				s.kill()
+				return failure("write to the shell: %v; it was restarted", err)
+			}
 		case <-s.more:
 			p.add(s.takeSeen())
 			if p.found && coded {
