@@ -207,29 +207,38 @@ func (d *driver) release(ctx context.Context, cause error) error {
 	return err
 }
 
-// rebuild reads the log from the newest compaction and folds it.
+// rebuildPage is how many entries of a log are in memory while it is folded.
+const rebuildPage = 1000
+
+// rebuild reads the log from the newest compaction and folds it, page by page: a
+// process inside can make it long (see egressScope).
 func (d *driver) rebuild(ctx context.Context, s store.Session) error {
 	st, err := newState(s)
 	if err != nil {
 		return err
 	}
-	entries, err := d.m.db.Entries(ctx, d.ws, d.id, store.Range{After: st.seq})
-	if err != nil {
-		return err
+	var last, before store.Entry
+	for at, more := st.seq, true; more; at = last.Seq {
+		page, err := d.m.db.Entries(ctx, d.ws, d.id, store.Range{After: at, Limit: rebuildPage})
+		if err != nil {
+			return err
+		}
+		for _, e := range page {
+			if err := st.fold(e); err != nil {
+				return fmt.Errorf("%w: %w", store.ErrDamaged, err)
+			}
+			before, last = last, e
+		}
+		more = len(page) == rebuildPage
 	}
-	if n := len(entries); n > 0 && entries[n-1].Kind == store.KindClaim {
+	if last.Kind == store.KindClaim {
 		var c store.Claim
-		if err := json.Unmarshal(entries[n-1].Body, &c); err != nil {
+		if err := json.Unmarshal(last.Body, &c); err != nil {
 			return err
 		}
 		d.takeover = c.Former != ""
-		if n > 1 {
-			d.silent = entries[n-1].At.Sub(entries[n-2].At)
-		}
-	}
-	for _, e := range entries {
-		if err := st.fold(e); err != nil {
-			return fmt.Errorf("%w: %w", store.ErrDamaged, err)
+		if before.Seq > 0 {
+			d.silent = last.At.Sub(before.At)
 		}
 	}
 	d.mu.Lock()
