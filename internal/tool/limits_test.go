@@ -186,7 +186,7 @@ func limitsOfWrite(e *env, s *sandbox.Sandbox) {
 	for i := range 10 {
 		e.run(s, "write", in{"file_path": "w/whole", "content": strings.Repeat(fmt.Sprint(i), 1000)})
 	}
-	if got := e.sh(s, "cd /workspace/w; touch stop; wait 2>/dev/null; cat seen"); got != "(no output)" {
+	if got := e.sh(s, "cd /workspace/w; { touch stop; wait; } 2>/dev/null; cat seen"); got != "(no output)" {
 		e.t.Errorf("a reader saw files of %s bytes", got)
 	}
 }
@@ -338,7 +338,7 @@ func limitsOfSwaps(e *env, s *sandbox.Sandbox) {
 		e.run(s, "write", in{"file_path": "swap/link/out/w", "content": "a"})
 		e.run(s, "edit", in{"file_path": "swap/link/version", "old_string": "hidden", "new_string": "changed"})
 	}
-	if got := e.sh(s, "cd /workspace/swap; touch stop; wait 2>/dev/null; cat /workspace-x/version; ls -A /workspace-x/out"); got != "hidden" {
+	if got := e.sh(s, "cd /workspace/swap; { touch stop; wait; } 2>/dev/null; cat /workspace-x/version; ls -A /workspace-x/out"); got != "hidden" {
 		e.t.Errorf("outside: %s", got)
 	}
 	for k := range read {
