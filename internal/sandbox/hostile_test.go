@@ -115,6 +115,18 @@ func TestStoppedAgent(t *testing.T) {
 	if _, err := c.Snapshot(t.Context()); err == nil || !strings.Contains(err.Error(), "paused") {
 		t.Errorf("a snapshot of a paused sandbox: %v", err)
 	}
+	// Who lets it go on may be leaving.
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if err := c.Resume(left); err != nil {
+		t.Errorf("resume for one who has left: %v", err)
+	}
+	if got := e.sh(c, "cat f"); !strings.HasSuffix(got, "kept") {
+		t.Errorf("after a resume it has %q", got)
+	}
+	if err := c.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := e.r.Close(); err != nil {
 		t.Fatal(err)
 	}

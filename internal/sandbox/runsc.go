@@ -345,8 +345,14 @@ func (s *Sandbox) Pause(ctx context.Context) error {
 	return err
 }
 
-// Resume lets a paused sandbox go on.
+// resumeTime bounds a Resume.
+const resumeTime = 30 * time.Second
+
+// Resume lets a paused sandbox go on, also when ctx has ended: one that stays
+// paused answers nobody, and nobody would know why.
 func (s *Sandbox) Resume(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resumeTime)
+	defer cancel()
 	if err := s.runsc(ctx, "resume", s.snapshotState().Container); err != nil {
 		return err
 	}

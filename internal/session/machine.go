@@ -525,9 +525,20 @@ func (m *Manager) unpause(ctx context.Context, key [2]string) {
 	if s == nil {
 		return
 	}
-	delete(m.paused.all, key)
-	if err := s.Resume(ctx); err != nil {
+	if err := s.Resume(ctx); err != nil && !gone(s) {
 		m.log.Warn("cannot let a machine go on", "session", key[1], "err", err)
+		return // the next owner tries again
+	}
+	delete(m.paused.all, key)
+}
+
+// gone tells whether a sandbox has died.
+func gone(s *sandbox.Sandbox) bool {
+	select {
+	case <-s.Done():
+		return true
+	default:
+		return false
 	}
 }
 
