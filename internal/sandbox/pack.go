@@ -419,22 +419,10 @@ func (r *Runtime) unpack(ctx context.Context, workspace string, p *Packed, key S
 	if r.cfg.Blobs == nil || !snapshotName.MatchString(p.Snapshot) {
 		return nil, ErrNotFound
 	}
-	rec, err := r.recipe(ctx, workspace, p, key)
-	if err != nil {
-		return nil, err
-	}
 	dir := r.snapshotDir(tempPrefix + randomID(""))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, err
-	}
 	defer os.RemoveAll(dir)
-	if err := r.rebuild(ctx, workspace, rec, dir, key); err != nil {
-		return nil, err
-	}
-	if err := syncTree(dir); err != nil {
-		return nil, err
-	}
-	if err := rec.Manifest.verify(dir); err != nil {
+	rec, err := r.rebuilt(ctx, workspace, p, key, dir)
+	if err != nil {
 		return nil, err
 	}
 	b, err := json.Marshal(rec.Manifest)
@@ -448,6 +436,41 @@ func (r *Runtime) unpack(ctx context.Context, workspace string, p *Packed, key S
 		return nil, err
 	}
 	return &rec.Manifest, syncDir(filepath.Dir(dir))
+}
+
+// Prove rebuilds a packed snapshot's image beside those of this folder, compares
+// it with its manifest and removes it again: the packs alone are enough. What is
+// not the image is ErrDamaged, what is not there the blob store's error.
+func (r *Runtime) Prove(ctx context.Context, workspace string, p *Packed, key Sealer) error {
+	ctx, end, err := r.begin(ctx)
+	if err == nil {
+		defer end()
+		dir := r.snapshotDir(tempPrefix + randomID(""))
+		defer os.RemoveAll(dir)
+		_, err = r.rebuilt(ctx, workspace, p, key, dir)
+	}
+	if err != nil {
+		return fmt.Errorf("prove the pack of snapshot %s: %w", p.Snapshot, err)
+	}
+	return nil
+}
+
+// rebuilt makes a packed snapshot's image in a new folder, durable and proved.
+func (r *Runtime) rebuilt(ctx context.Context, workspace string, p *Packed, key Sealer, dir string) (*recipe, error) {
+	rec, err := r.recipe(ctx, workspace, p, key)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := r.rebuild(ctx, workspace, rec, dir, key); err != nil {
+		return nil, err
+	}
+	if err := syncTree(dir); err != nil {
+		return nil, err
+	}
+	return rec, rec.Manifest.verify(dir)
 }
 
 // rebuild writes the files of an image, a pack at a time, each read once.

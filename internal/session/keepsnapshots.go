@@ -194,7 +194,7 @@ func (m *Manager) noteSnapshot(ctx context.Context, key sessionKey, bodies ...st
 		}
 		err := d.noteSnapshots(ctx, bodies...)
 		if errors.Is(err, store.ErrFenced) {
-			return errLater
+			return fmt.Errorf("%w: %w", errLater, err)
 		}
 		return err
 	}
@@ -530,6 +530,8 @@ func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, store.ErrFenced):
+		// The entry may have landed all the same, its answer lost before the claim.
 	case errors.Is(err, store.ErrConflict), errors.Is(err, errLater), errors.Is(err, store.ErrNotFound):
 		gone = true // certainly not there
 	}
@@ -545,58 +547,6 @@ func (m *Manager) logPack(ctx context.Context, key sessionKey, p *sandbox.Packed
 		}
 	}
 	return err
-}
-
-// testSnapshot restores a copy, without a way out and under a name of its own,
-// and logs what came of it. What this machine cannot restore another may: only
-// damage counts against the snapshot.
-func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.SnapshotRow) error {
-	image, err := m.cfg.Sandboxes.ReadSnapshot(x.ID)
-	if errors.Is(err, sandbox.ErrNotFound) || !m.keep.mayTest(x.ID) {
-		return nil // it is tested where the image lies, or later
-	}
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	err = m.cfg.Sandboxes.Test(ctx, image)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if m.cfg.Observe != nil {
-		m.cfg.Observe.Kept(store.SnapshotTested, image.Size(), time.Since(began), err)
-	}
-	body := store.Snapshot{Act: store.SnapshotTested, Snapshot: x.ID}
-	switch {
-	case errors.Is(err, sandbox.ErrDamaged):
-		m.log.Error("a snapshot failed its test", "session", key.id, "snapshot", x.ID, "err", err)
-		body.Failed = clip(err.Error(), 500)
-	case err != nil:
-		m.log.Error("a snapshot could not be tested here", "session", key.id, "snapshot", x.ID, "err", err)
-		m.keep.testedInVain(x.ID)
-		return nil
-	}
-	return m.noteSnapshot(ctx, key, body)
-}
-
-// maxInVain bounds what is remembered of tests that came to nothing.
-const maxInVain = 1000
-
-// mayTest reports whether a test of the snapshot has not just come to nothing.
-func (k *keeping) mayTest(snapshot string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	at, ok := k.inVain[snapshot]
-	return !ok || time.Since(at) > testAgain
-}
-
-func (k *keeping) testedInVain(snapshot string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.inVain == nil || len(k.inVain) >= maxInVain {
-		k.inVain = map[string]time.Time{}
-	}
-	k.inVain[snapshot] = time.Now()
 }
 
 // unpack rebuilds a packed snapshot's image on this node. ErrDamaged,

@@ -415,6 +415,79 @@ func TestSnapshotExpires(t *testing.T) {
 	}
 }
 
+// TestSnapshotPackDamaged: before a snapshot counts as tested its pack is read
+// back, for that is what stays of it. One that is damaged while the image is there
+// is packed anew, and nothing of the bad one is left.
+func TestSnapshotPackDamaged(t *testing.T) {
+	t.Parallel()
+	for name, harm := range map[string]func(path string) error{
+		"flipped": func(path string) error {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			b[len(b)/2] ^= 1
+			return os.WriteFile(path, b, 0o600)
+		},
+		"gone": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
+			arrived, release := e.Hold("session:snapshot_packed")
+			id := e.Begin("harmed", llm.PlayScript{Steps: []llm.Step{
+				calls(shell("v=kept; echo one > /workspace/f")), ending, calls(shell("echo $v; cat /workspace/f")), ending}})
+			e.Finish(id)
+			waitFor(t, "the pack", arrived) // its blobs are there, the entry is not
+			blobs, err := filepath.Glob(filepath.Join(e.Dir(), "blobs", "default", "*"))
+			if err != nil || len(blobs) == 0 {
+				t.Fatalf("no blobs: %v", err)
+			}
+			largest := slices.MaxFunc(blobs, func(a, b string) int { return int(sizeOf(t, a) - sizeOf(t, b)) })
+			if err := harm(largest); err != nil {
+				t.Fatal(err)
+			}
+			release()
+			awaitSnapshot(t, e, id, "the test", tookPart(store.SnapshotTested))
+			var packs []snapshotAt
+			for _, s := range snapshotsOf(t, e, id) {
+				if s.Act == store.SnapshotPacked {
+					packs = append(packs, s)
+				}
+			}
+			if len(packs) != 2 || packs[0].Snapshot.Snapshot != packs[1].Snapshot.Snapshot {
+				t.Fatalf("packs %+v", packs)
+			}
+			var p sandbox.Packed
+			if err := json.Unmarshal(packs[1].Packed, &p); err != nil {
+				t.Fatal(err)
+			}
+			now, err := filepath.Glob(filepath.Join(e.Dir(), "blobs", "default", "*"))
+			if err != nil || len(now) != len(p.Blobs)+1 {
+				t.Errorf("%d blobs, want the %d of the new pack and its recipe: %v", len(now), len(p.Blobs), err)
+			}
+			if err := e.Machines().DropImage(p.Snapshot); err != nil {
+				t.Fatal(err)
+			}
+			e.Say(id, "[harmed] Go on.")
+			e.Finish(id)
+			if got := resultsOf(t, e, id); len(got) != 2 || got[1] != "kept\none" {
+				t.Errorf("results %q\n%s", got, e.Describe(id))
+			}
+			e.Check()
+		})
+	}
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
+}
+
 // TestSnapshotKeeperCrash: killed behind each step of the keeper, the next life
 // goes on: nothing that is kept is lost, nothing that is dropped stays.
 func TestSnapshotKeeperCrash(t *testing.T) {
