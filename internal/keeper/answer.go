@@ -175,8 +175,9 @@ func (d *display) binary(kind, mime, data, title string) {
 
 // escapes are the sequences of ECMA-48 that a terminal obeys: CSI, the string
 // sequences (OSC, DCS, SOS, PM, APC) and two-byte ones, with ESC or in their
-// one-byte forms.
-var escapes = regexp.MustCompile("(?:\x1b\\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\x1b[\\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\x07\x1b\u009c]*(?:\x07|\x1b\\\\|\u009c)?|\x1b[ -/]*[0-~]?")
+// one-byte forms. A string that does not end hides its line at most: behind it may
+// be a tool's word on how the call ended, or what another program said.
+var escapes = regexp.MustCompile("(?:\x1b\\[|\u009b)[0-?]*[ -/]*[@-~]|(?:\x1b[\\]PX^_]|[\u009d\u0090\u0098\u009e\u009f])[^\n\x07\x1b\u009c]*(?:\x07|\x1b\\\\|\u009c)?|\x1b[ -/]*[0-~]?")
 
 // Plain strips terminal escapes, control characters but tab and newline, and
 // characters that nobody sees: bidirectional overrides, zero-width spaces and

@@ -108,6 +108,9 @@ func TestPlain(t *testing.T) {
 		"a\u200bb\ufeffc\u00add\u2060":     "abcd",
 		"a\U000E0061\U000E007F\U000E0100b": "ab",
 		"a\x1b":                            "a",
+		"a\x1b]0;t\nb":                     "a\nb", // one without an end hides no further line
+		"a\x1bPq\n\nb\x1b\\c":              "a\n\nbc",
+		"a\u0090b\nexit code 3":            "a\nexit code 3",
 		"bad\xffutf":                       "bad\uFFFDutf",
 	} {
 		if got := keeper.Plain(in); got != want {

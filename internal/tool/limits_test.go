@@ -66,6 +66,7 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 		{"bytes that are no text", "bash", in{"command": `printf 'a\377\376b'`}, "a\uFFFDb", false},
 		{"folders for everybody", "bash", in{"command": "stat -c '%a %n' /tmp /dev/shm"}, "1777 /tmp\n1777 /dev/shm", false},
 		{"codes for a terminal", "bash", in{"command": `printf '\033[0;39m1\033[0m\r\n\033]0;title\007two\U000E0041.\0'`}, "1\ntwo.", false},
+		{"a code without an end", "bash", in{"command": `printf 'one\n\033]0;title'; (exit 3)`}, "one\n\nexit code 3", true},
 		{"nothing but codes", "bash", in{"command": `printf '\033[0m'`}, "(no output)", false},
 		{"more time than there is", "bash", in{"command": "sleep 0.3; echo done", "timeout_ms": int64(math.MaxInt64)}, "done", false},
 		{"functions with names of builtins", "bash", in{"command": "for n in read eval printf; do builtin eval \"$n() { echo mine; }\"; done; printf", "timeout_ms": 5000}, "mine", false},
