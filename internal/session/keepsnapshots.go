@@ -63,7 +63,7 @@ type keeping struct {
 	takers  map[uint64]bool // snapshots under way whose image no entry names yet
 	due     map[sessionKey]time.Time
 	answers map[string]chan error // of checkpoints asked for, by inbox id
-	inVain  map[string]time.Time  // snapshots whose test said nothing of them
+	inVain  map[string]inVain     // snapshots whose test said nothing of them
 	wake    chan struct{}
 }
 
@@ -390,6 +390,10 @@ func (m *Manager) keepNewest(ctx context.Context, key sessionKey, rows []store.S
 		if errors.Is(err, sandbox.ErrNotFound) {
 			continue // its image lies on another node, or is lost
 		}
+		if errors.Is(err, sandbox.ErrDamaged) {
+			// Nobody waits for it any more, and an older one is taken.
+			err = m.failed(ctx, key, x, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -408,7 +412,8 @@ func (m *Manager) keepNewest(ctx context.Context, key sessionKey, rows []store.S
 }
 
 // dropImages removes images whose snapshots are packed: of older ones at once,
-// of the newest when the session has rested for a while.
+// of the newest when the session has rested for a while. What may be all that there
+// is of a snapshot stays.
 func (m *Manager) dropImages(key sessionKey, rows []store.SnapshotRow, newest *store.SnapshotRow, rest bool) error {
 	for i := range rows {
 		x := &rows[i]
@@ -419,6 +424,10 @@ func (m *Manager) dropImages(key sessionKey, rows []store.SnapshotRow, newest *s
 			left := imageStays - m.now().Sub(x.PackedAt)
 			if !rest || left > 0 {
 				m.keep.look(key.ws, key.id, max(left, lookAgain))
+				continue
+			}
+			if m.keep.unproved(x.ID) {
+				m.keep.look(key.ws, key.id, imageStays)
 				continue
 			}
 		}

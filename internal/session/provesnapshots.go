@@ -16,7 +16,7 @@ import (
 // provePack reports whether a snapshot's packs make its image. Where they do not
 // the image, which is here, is packed anew, upon nothing; what the old pack had
 // for itself is removed. Crashes are those of pack, and one behind the entry
-// leaves the old pack's blobs.
+// leaves the old pack's blobs. sandbox.ErrDamaged: the image is damaged, too.
 func (m *Manager) provePack(ctx context.Context, key sessionKey, x *store.SnapshotRow, image *sandbox.Manifest) (bool, error) {
 	var p sandbox.Packed
 	if err := json.Unmarshal(x.Packed, &p); err != nil {
@@ -68,9 +68,10 @@ func (m *Manager) removeFormer(ctx context.Context, key sessionKey, former *sand
 	return m.cfg.Sandboxes.RemoveBlobs(ctx, string(key.ws), own)
 }
 
-// testSnapshot proves its pack, which is what stays of it, and restores a copy, without a way out and under a name of its own,
-// and logs what came of it. What this machine cannot restore another may: only
-// damage counts against the snapshot.
+// testSnapshot proves a snapshot's pack, which is what stays of it, restores a
+// copy, without a way out and under a name of its own, and logs what came of it.
+// What this machine cannot restore another may: only damage counts against the
+// snapshot.
 func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.SnapshotRow) error {
 	image, err := m.cfg.Sandboxes.ReadSnapshot(x.ID)
 	if errors.Is(err, sandbox.ErrNotFound) || !m.keep.mayTest(x.ID) {
@@ -83,14 +84,16 @@ func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.Sna
 	switch proved, err := m.provePack(ctx, key, x, image); {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case errors.Is(err, sandbox.ErrDamaged):
+		return m.failed(ctx, key, x, err)
 	case err != nil:
 		m.log.Error("the pack of a snapshot could not be proved here", "session", key.id, "snapshot", x.ID, "err", err)
-		m.keep.testedInVain(x.ID)
+		m.keep.testedInVain(x.ID, true)
 		return nil
 	case !proved:
-		m.keep.look(key.ws, key.id, lookSoon) // the new one is proved then
-		return nil
+		return fmt.Errorf("%w: its new pack is not proved yet", errLater)
 	}
+	m.keep.proved(x.ID)
 	err = m.cfg.Sandboxes.Test(ctx, image)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -98,35 +101,62 @@ func (m *Manager) testSnapshot(ctx context.Context, key sessionKey, x *store.Sna
 	if m.cfg.Observe != nil {
 		m.cfg.Observe.Kept(store.SnapshotTested, image.Size(), time.Since(began), err)
 	}
-	body := store.Snapshot{Act: store.SnapshotTested, Snapshot: x.ID}
 	switch {
 	case errors.Is(err, sandbox.ErrDamaged):
-		m.log.Error("a snapshot failed its test", "session", key.id, "snapshot", x.ID, "err", err)
-		body.Failed = clip(err.Error(), 500)
+		return m.failed(ctx, key, x, err)
 	case err != nil:
 		m.log.Error("a snapshot could not be tested here", "session", key.id, "snapshot", x.ID, "err", err)
-		m.keep.testedInVain(x.ID)
+		m.keep.testedInVain(x.ID, false)
 		return nil
 	}
-	return m.noteSnapshot(ctx, key, body)
+	return m.noteSnapshot(ctx, key, store.Snapshot{Act: store.SnapshotTested, Snapshot: x.ID})
+}
+
+// failed logs that nothing can be restored from a snapshot.
+func (m *Manager) failed(ctx context.Context, key sessionKey, x *store.SnapshotRow, why error) error {
+	m.log.Error("a snapshot failed its test", "session", key.id, "snapshot", x.ID, "err", why)
+	return m.noteSnapshot(ctx, key, store.Snapshot{Act: store.SnapshotTested, Snapshot: x.ID, Failed: clip(why.Error(), 500)})
 }
 
 // maxInVain bounds what is remembered of tests that came to nothing.
 const maxInVain = 1000
 
+// inVain is a test that came to nothing.
+type inVain struct {
+	at       time.Time
+	unproved bool // for the pack could not be read back
+}
+
 // mayTest reports whether a test of the snapshot has not just come to nothing.
 func (k *keeping) mayTest(snapshot string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	at, ok := k.inVain[snapshot]
-	return !ok || time.Since(at) > testAgain
+	v, ok := k.inVain[snapshot]
+	if v.unproved {
+		return time.Since(v.at) > imageStays
+	}
+	return !ok || time.Since(v.at) > testAgain
 }
 
-func (k *keeping) testedInVain(snapshot string) {
+// unproved reports whether the newest try to read a snapshot's pack back failed:
+// the image may be all that there is.
+func (k *keeping) unproved(snapshot string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.inVain[snapshot].unproved
+}
+
+func (k *keeping) testedInVain(snapshot string, unproved bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.inVain == nil || len(k.inVain) >= maxInVain {
-		k.inVain = map[string]time.Time{}
+		k.inVain = map[string]inVain{}
 	}
-	k.inVain[snapshot] = time.Now()
+	k.inVain[snapshot] = inVain{time.Now(), unproved}
+}
+
+func (k *keeping) proved(snapshot string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.inVain, snapshot)
 }

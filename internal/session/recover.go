@@ -535,9 +535,10 @@ var errElsewhere = errors.New("its newest state lies on another node, which has 
 // elsewhereTries is machineTries where another node is waited for: half a minute.
 const elsewhereTries = 6
 
-// elsewhere reports whether a snapshot that is not found lies on a living node.
+// elsewhere reports whether a snapshot that is not found lies, undamaged as far as
+// is known, on a living node.
 func (d *driver) elsewhere(ctx context.Context, s savedState, err error) bool {
-	if !errors.Is(err, sandbox.ErrNotFound) || len(s.Packed) > 0 || s.Node == "" || s.Node == d.lease.Node() {
+	if !errors.Is(err, sandbox.ErrNotFound) || len(s.Packed) > 0 || s.Failed || s.Node == "" || s.Node == d.lease.Node() {
 		return false
 	}
 	nodes, err := d.m.db.Nodes(ctx, 1000)

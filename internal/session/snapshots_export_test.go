@@ -30,6 +30,22 @@ func (m *Manager) KeepNow(ctx context.Context, ws store.WorkspaceID, id store.Se
 	return m.keepSession(ctx, sessionKey{ws, id})
 }
 
+// KeepLater does for the snapshots of a session at rest what is due when the packs
+// there are so much older.
+func (m *Manager) KeepLater(ctx context.Context, ws store.WorkspaceID, id store.SessionID, age time.Duration) error {
+	key := sessionKey{ws, id}
+	rows, err := m.ownSnapshots(ctx, key)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		if !rows[i].PackedAt.IsZero() {
+			rows[i].PackedAt = rows[i].PackedAt.Add(-age)
+		}
+	}
+	return m.keepNewest(ctx, key, rows, true)
+}
+
 // Taking stands for a snapshot under way.
 func (m *Manager) Taking() (release func()) { return m.keep.taking() }
 
