@@ -76,6 +76,11 @@ func limitsOfBash(e *env, s *sandbox.Sandbox) {
 	if got := e.sh(s, "echo traced $?; trap - ERR; set +x"); strings.Contains(got, "planaria") || strings.Contains(got, "trapped\n") || !strings.Contains(got, "+ echo traced 3\ntraced 3\n") {
 		e.t.Errorf("the shell's loop shows in a trace: %s", got)
 	}
+	// The shell says late that a command has ended, as on a busy machine.
+	e.run(s, "bash", in{"command": `trap 'case $BASH_COMMAND in *printf*__planaria_mark*) sleep 1.5;; esac' DEBUG`})
+	if got := e.sh(s, "trap - DEBUG; echo clean"); got != "clean" {
+		e.t.Errorf("after a late end: %q", got)
+	}
 	if got := e.sh(s, "env | grep -c ANTHROPIC_ || true"); got != "0" {
 		e.t.Errorf("%s variables of the model are inside", got)
 	}

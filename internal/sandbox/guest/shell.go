@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,6 +57,7 @@ type shell struct {
 	commands *os.File
 	codes    chan int
 	master   *os.File
+	owed     []byte // marker of the last command, which ended without it
 
 	mu   sync.Mutex
 	seen []byte        // output of nobody yet
@@ -254,7 +256,8 @@ func (s *shell) run(c *call, command string, late func() bool, timeout time.Dura
 	}(s.commands)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	p := &pending{out: c.out, mark: []byte(mark)}
+	p := &pending{out: c.out, mark: []byte(mark), owed: s.owed}
+	s.owed = nil
 	code, coded := 0, false
 	var patience <-chan time.Time // for the marker after the code
 	interrupted := time.Duration(0)
@@ -278,8 +281,9 @@ func (s *shell) run(c *call, command string, late func() bool, timeout time.Dura
 				return finished(c, code)
 			}
 			patience = time.After(time.Second)
-		case <-patience: // the command took the terminal away
+		case <-patience: // the command took the terminal away, or the shell is slow
 			p.flush()
+			s.owed = p.mark
 			return finished(c, code)
 		case ws := <-s.exited:
 			s.settle(p)
@@ -392,7 +396,7 @@ func (s *shell) kill() {
 
 func (s *shell) drop() {
 	_ = s.commands.Close()
-	s.pid, s.exited, s.commands, s.master, s.codes = 0, nil, nil, nil, nil
+	s.pid, s.exited, s.commands, s.master, s.codes, s.owed = 0, nil, nil, nil, nil, nil
 }
 
 // pending passes output on to a call until the marker comes. The end of what it
@@ -400,6 +404,7 @@ func (s *shell) drop() {
 type pending struct {
 	out   *output
 	mark  []byte
+	owed  []byte // marker of the command before, which is no output; nil: none
 	held  []byte
 	found bool
 }
@@ -409,6 +414,10 @@ func (p *pending) add(b []byte) {
 		return // of the background, after the end
 	}
 	p.held = append(p.held, b...)
+	if i := bytes.Index(p.held, p.owed); i >= 0 && p.owed != nil {
+		p.held = slices.Delete(p.held, i, i+len(p.owed))
+		p.owed = nil
+	}
 	if i := bytes.Index(p.held, p.mark); i >= 0 {
 		p.out.write(p.held[:i])
 		p.held, p.found = nil, true
@@ -416,7 +425,7 @@ func (p *pending) add(b []byte) {
 	}
 	keep := 0
 	for n := min(len(p.held), len(p.mark)-1); n > 0; n-- {
-		if bytes.HasSuffix(p.held, p.mark[:n]) {
+		if end := p.held[len(p.held)-n:]; bytes.HasPrefix(p.mark, end) || bytes.HasPrefix(p.owed, end) {
 			keep = n
 			break
 		}
