@@ -389,20 +389,12 @@ func (r *Runtime) makeRoom(need int64) error {
 		if used[o.meta.Digest] || time.Since(o.used) < rootGrace {
 			continue
 		}
-		// It is out of the way at once, or a fetch of it could put it back while
-		// it is being removed. What a crash leaves is removed by the next Open.
-		gone := filepath.Join(filepath.Dir(o.dir), tempPrefix+randomID("gone-"))
-		r.images.publish.Lock()
-		err := os.Rename(o.dir, gone)
-		r.images.publish.Unlock()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // somebody else makes room too
-		}
-		if err == nil {
-			err = os.RemoveAll(gone)
-		}
+		gone, err := r.removeImage(o.dir, o.used)
 		if err != nil {
 			return err
+		}
+		if !gone {
+			continue
 		}
 		r.log.Info("removed image", "image", o.meta.Image, "bytes", o.meta.Bytes)
 		total -= o.meta.Bytes
@@ -411,6 +403,28 @@ func (r *Runtime) makeRoom(need int64) error {
 		return badImage("the node's folder of images is full (%d MiB) and all of them are in use; ask its operator for more room", limit>>20)
 	}
 	return nil
+}
+
+// removeImage removes an image that was last asked for at used. false: it was asked
+// for meanwhile, or somebody else makes room too.
+func (r *Runtime) removeImage(dir string, used time.Time) (bool, error) {
+	// It is out of the way at once, or a fetch of it could put it back while it
+	// is being removed. What a crash leaves is removed by the next Open.
+	gone := filepath.Join(filepath.Dir(dir), tempPrefix+randomID("gone-"))
+	r.images.publish.Lock()
+	info, err := os.Stat(filepath.Join(dir, imageFile))
+	asked := err == nil && !info.ModTime().Equal(used)
+	if err == nil && !asked {
+		err = os.Rename(dir, gone)
+	}
+	r.images.publish.Unlock()
+	if asked || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = os.RemoveAll(gone)
+	}
+	return err == nil, err
 }
 
 // rootsInUse are digests that a sandbox or a snapshot in this folder needs.

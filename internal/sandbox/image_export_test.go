@@ -52,6 +52,11 @@ func KeepsOwners() bool { return keepsOwners() }
 // MakeRoom removes images that nobody uses until need more bytes fit.
 func (r *Runtime) MakeRoom(need int64) error { return r.makeRoom(need) }
 
+// RemoveImage removes an image as MakeRoom does, which saw its last use before.
+func (r *Runtime) RemoveImage(dir string, used time.Time) (bool, error) {
+	return r.removeImage(dir, used)
+}
+
 // RootsDir is where root file systems lie.
 func (r *Runtime) RootsDir() string { return r.cfg.Dir + "/roots" }
 

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -70,5 +72,41 @@ func TestSlowRegistry(t *testing.T) {
 	}
 	if err := r.Close(); err != nil && !errors.Is(err, sandbox.ErrImage) {
 		t.Error(err)
+	}
+}
+
+// TestImageAskedForMeanwhile: an image that is asked for while others are removed,
+// which takes seconds, stays, although it was to go too: a sandbox may be on it.
+func TestImageAskedForMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	r := openRoots(t)
+	ref := w.push(t, "img:1", image(t, runtime.GOARCH, nil, layer(t, archive(t, shellFile), types.DockerLayer)))
+	root, err := r.Image(t.Context(), "w1", ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-2 * time.Hour).Truncate(time.Second)
+	dir := filepath.Dir(root.Dir)
+	forget := func() {
+		if err := os.Chtimes(filepath.Join(dir, "image.json"), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forget()
+	if _, err := r.Image(t.Context(), "w1", ref); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := r.RemoveImage(dir, old); gone || err != nil {
+		t.Errorf("removed %v, %v", gone, err)
+	}
+	if _, err := os.Stat(root.Dir); err != nil {
+		t.Fatalf("it went: %v", err)
+	}
+	forget()
+	if gone, err := r.RemoveImage(dir, old); !gone || err != nil {
+		t.Errorf("nobody asked: removed %v, %v", gone, err)
+	}
+	if gone, err := r.RemoveImage(dir, old); gone || err != nil {
+		t.Errorf("twice: removed %v, %v", gone, err)
 	}
 }
