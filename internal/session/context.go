@@ -103,7 +103,9 @@ func blocksOf(raw json.RawMessage) []gateway.Block {
 				continue
 			}
 			b = gateway.Block{Type: "text", Text: strings.ToValidUTF8(b.Text, "\uFFFD")}
-		case "image", "document":
+		case "image": // of which model APIs take nothing else
+			b = gateway.Block{Type: b.Type, Source: b.Source}
+		case "document":
 			b = gateway.Block{Type: b.Type, Source: b.Source, Title: b.Title, Context: b.Context}
 		default:
 			b = gateway.Block{Type: b.Type, Raw: p}

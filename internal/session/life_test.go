@@ -490,9 +490,11 @@ func TestFilesInMessages(t *testing.T) {
 	pdf, foreign, odd := file(ws, "application/pdf", "a book"), file("other", "text/plain", "a secret"), file(ws, "application/zip", "zip")
 	titled := shown("document", words)
 	titled["title"], titled["context"] = "Words", "of the test"
+	image := shown("image", picture)
+	image["title"] = "accepted, and no word of an image"
 	id := e.begin()
 	e.rests(id, 1)
-	e.send(id, m{"type": "user.message", "content": []m{shown("image", picture), titled, shown("document", foreign), shown("document", odd)}})
+	e.send(id, m{"type": "user.message", "content": []m{image, titled, shown("document", foreign), shown("document", odd)}})
 	_, events := e.rests(id, 2)
 	result := answer(events[0])
 	result["content"] = []m{shown("document", pdf)}
