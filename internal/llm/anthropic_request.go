@@ -183,6 +183,18 @@ func wireMessages(in []Message, cache *cacheControl) (json.RawMessage, error) {
 	return buf.Bytes(), nil
 }
 
+// maxTitle is how long a document's title may be, in characters.
+const maxTitle = 500
+
+// shortTitle is a title that the API takes: it refuses the whole request for a
+// longer one.
+func shortTitle(s string) string {
+	if r := []rune(s); len(r) > maxTitle {
+		return string(r[:maxTitle-1]) + "…"
+	}
+	return s
+}
+
 // wireBlocks writes blocks; cache goes on the last one that is ours.
 func wireBlocks(blocks []Block, cache *cacheControl) (json.RawMessage, error) {
 	parts := make([]json.RawMessage, 0, len(blocks))
@@ -196,7 +208,7 @@ func wireBlocks(blocks []Block, cache *cacheControl) (json.RawMessage, error) {
 			continue
 		}
 		w := wireBlock{Type: b.Type, Text: b.Text, ID: b.ID, Name: b.Name,
-			ToolUseID: b.ToolUseID, IsError: b.IsError, Source: b.Source, Title: b.Title, Context: b.Context, CacheControl: cache}
+			ToolUseID: b.ToolUseID, IsError: b.IsError, Source: b.Source, Title: shortTitle(b.Title), Context: b.Context, CacheControl: cache}
 		if b.Type == "tool_use" {
 			if w.Input = b.Input; !isObject(b.Input) {
 				w.Input = json.RawMessage(`{}`)

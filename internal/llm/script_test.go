@@ -234,6 +234,8 @@ func TestScriptServerRefuses(t *testing.T) {
 		{"unknown field", `{"model":"m","max_tokens":1,"raw":1,"messages":[` + user + `]}`, "raw"},
 		{"unknown block field", msgs(res(`{"type":"text","text":"t","raw":{}}`)), "raw"},
 		{"unknown block", msgs(res(`{"type":"mystery"}`)), "mystery"},
+		{"title", msgs(res(`{"type":"document","title":"` + strings.Repeat("é", 500) + `","source":{}}`)), ""},
+		{"long title", msgs(res(`{"type":"document","title":"` + strings.Repeat("e", 501) + `","source":{}}`)), "title"},
 		{"invalid UTF-8", msgs("{\"role\":\"user\",\"content\":\"\xff\"}"), "Unicode"},
 		{"lone high surrogate", msgs(`{"role":"user","content":"\ud83d x"}`), "Unicode"},
 		{"high surrogate at the end", msgs(`{"role":"user","content":"\ud83d"}`), "Unicode"},
@@ -260,6 +262,18 @@ func TestScriptServerRefuses(t *testing.T) {
 	}
 	if st := s.Stats(); st.Invalid != 1 || !strings.Contains(st.LastError, "toolu_9") {
 		t.Errorf("stats = %+v", st)
+	}
+}
+
+// A document's title may be as long as whoever named it wants, an MCP server for
+// one; the API takes 500 characters.
+func TestLongTitle(t *testing.T) {
+	p, _ := scripted(t, "scripts: [{name: a, steps: [{text: x}]}]")
+	req := simple
+	doc := llm.Block{Type: "document", Title: strings.Repeat("é", 600), Source: json.RawMessage(`{"type":"text","media_type":"text/plain","data":"x"}`)}
+	req.Messages = []llm.Message{{Role: llm.RoleUser, Content: []llm.Block{doc, {Type: "text", Text: "[a]"}}}}
+	if _, err := p.Stream(t.Context(), req, nil); err != nil {
+		t.Error(err)
 	}
 }
 

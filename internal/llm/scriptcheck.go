@@ -45,6 +45,7 @@ type scriptBlock struct {
 	Signature string          `json:"signature"`
 	Data      string          `json:"data"`
 	Source    json.RawMessage `json:"source"`
+	Title     string          `json:"title"`
 
 	results string // text of a tool result's content
 }
@@ -313,6 +314,9 @@ func readBlock(raw json.RawMessage, b *scriptBlock, at string) error {
 	case "image", "document":
 		if !isObject(b.Source) {
 			return fmt.Errorf("%s.%s.source: is missing", at, b.Type)
+		}
+		if n := utf8.RuneCountInString(b.Title); n > 500 {
+			return fmt.Errorf("%s.%s.title: has %d characters, more than 500", at, b.Type, n)
 		}
 	case "tool_result":
 		inner, err := readBlocks(b.Content, at+".tool_result.content")
