@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/planaria/planaria/internal/effect"
@@ -85,7 +84,7 @@ func (b *bareFile) append(data []byte) error {
 	if _, err := b.f.Write(data); err != nil {
 		return err
 	}
-	return syscall.Fdatasync(int(b.f.Fd()))
+	return syncData(b.f)
 }
 
 // benchEffect measures one session's effects beside three bare synced appends,

@@ -114,23 +114,7 @@ func cpuTime() time.Duration {
 
 // machine describes where the figures come from, without names.
 func machine() string {
-	out := fmt.Sprintf("%d cores", runtime.NumCPU())
-	var info syscall.Sysinfo_t
-	if syscall.Sysinfo(&info) == nil {
-		out += fmt.Sprintf(", %d GiB", (uint64(info.Totalram)*uint64(info.Unit)+1<<29)>>30)
-	}
-	var uts syscall.Utsname
-	if syscall.Uname(&uts) == nil {
-		var release []byte
-		for _, c := range uts.Release {
-			if c == 0 {
-				break
-			}
-			release = append(release, byte(c))
-		}
-		version, _, _ := strings.Cut(string(release), "-")
-		out += ", Linux " + version
-	}
+	out := fmt.Sprintf("%d cores", runtime.NumCPU()) + hardware()
 	load, err := os.ReadFile("/proc/loadavg")
 	if err == nil {
 		first, _, _ := strings.Cut(string(load), " ")

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -167,50 +166,6 @@ func TestOutputCommitStored(t *testing.T) {
 	list := snapshotsOf(t, e, id)
 	if len(list) < 2 || list[0].Why != "commit" || list[1].Act != store.SnapshotPacked || list[1].seq > attempt {
 		t.Errorf("snapshots %v, attempt at %d\n%s", saidOf(list), attempt, e.Describe(id))
-	}
-	e.Check()
-}
-
-// TestSnapshotDiskFull: a snapshot that cannot be taken fails no session. The
-// irreversible call that depends on it is not sent, the model is told, and the
-// machine lives on (trials G 95, G 111).
-func TestSnapshotDiskFull(t *testing.T) {
-	t.Parallel()
-	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
-	dir := filepath.Join(e.Dir(), "sandboxes", "snapshots")
-	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("this machine lets us mount no small file system: %v", err)
-	}
-	full := true
-	free := func() {
-		if full {
-			full = false
-			if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	t.Cleanup(free)
-	id := e.Begin("full", llm.PlayScript{Steps: []llm.Step{calls(shell("echo kept > /workspace/f")), acting("buy", "full"), ending,
-		calls(shell("cat /workspace/f")), acting("buy", "full2"), ending}})
-	if stop := e.Finish(id); stop.Type != "end_turn" {
-		t.Errorf("rests with %v\n%s", stop, e.Describe(id))
-	}
-	got := resultsOf(t, e, id)
-	if len(got) != 2 || !strings.HasPrefix(got[1], "error: ") || !strings.Contains(got[1], "not made") {
-		t.Errorf("results %q\n%s", got, e.Describe(id))
-	}
-	if n := e.World.Executions("buy", "full"); n != 0 {
-		t.Errorf("bought %d times without a snapshot", n)
-	}
-	if live := e.Machines().Live(); len(live) != 1 {
-		t.Errorf("live machines: %v", live)
-	}
-	free()
-	e.Say(id, "[full] Again.")
-	e.Finish(id)
-	if got := resultsOf(t, e, id); len(got) != 4 || got[2] != "kept" || strings.HasPrefix(got[3], "error: ") {
-		t.Errorf("results with space again %q\n%s", got, e.Describe(id))
 	}
 	e.Check()
 }
