@@ -106,6 +106,14 @@ func (r *Runtime) Binary(ctx context.Context) (string, error) {
 	return digest, nil
 }
 
+// binaryKey names in the index what this process runs in sandboxes.
+func (r *Runtime) binaryKey() string {
+	if r.cfg.Program != "" {
+		return r.cfg.Binary + " carries"
+	}
+	return r.cfg.Binary
+}
+
 // keepBinary copies the binary, or the program that it carries, into the folder
 // unless that lies there, and returns its digest. r.bin.mu is held.
 func (r *Runtime) keepBinary(ctx context.Context) (string, error) {
@@ -118,10 +126,7 @@ func (r *Runtime) keepBinary(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	key := r.cfg.Binary
-	if r.cfg.Program != "" {
-		key += " carries"
-	}
+	key := r.binaryKey()
 	if k, ok := r.index().Kept[key]; ok && k.fileIdentity == before {
 		if info, err := os.Stat(r.binaryPath(k.Digest)); err == nil && info.Size() == k.Size {
 			return k.Digest, nil

@@ -60,7 +60,8 @@ func isDigest(name string) bool {
 // usedBinaries are those that this folder needs now. r.bin.mu is held.
 func (r *Runtime) usedBinaries() (map[string]bool, error) {
 	keep := map[string]bool{r.bin.digest: true}
-	for _, k := range r.index().Kept {
+	// Before the first sandbox of this process: what it will most likely run.
+	if k, ok := r.index().Kept[r.binaryKey()]; ok {
 		keep[k.Digest] = true
 	}
 	for d := range r.bin.store {

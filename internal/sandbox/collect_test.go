@@ -1,12 +1,16 @@
 package sandbox_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/planaria/planaria/internal/blob"
+	"github.com/planaria/planaria/internal/sandbox"
 )
 
 // TestCollectBinaries: a runtime stays while this program, a sandbox, an image
@@ -82,5 +86,47 @@ func TestCollectBinaries(t *testing.T) {
 	c, _ := e.restore(m, "copy")
 	if got := e.sh(c, "echo lives"); got != "lives" {
 		t.Errorf("restored: %q", got)
+	}
+}
+
+// TestCollectFormerBinary: after an upgrade from a binary that was gVisor itself to
+// one that carries it, under the same name, and back, the other one's runtime goes.
+func TestCollectFormerBinary(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	installed := filepath.Join(dir, "planaria")
+	if err := os.WriteFile(installed, []byte("itself"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	blobs, err := blob.Open(filepath.Join(dir, "blobs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"", "carried", ""} {
+		r, err := sandbox.Open(t.Context(), sandbox.Config{Dir: filepath.Join(dir, "sandboxes"), Binary: installed, Program: program, Blobs: blobs})
+		if errors.Is(err, sandbox.ErrUnsupported) {
+			t.Skipf("no sandboxes here: %v", err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Before and after the first sandbox.
+		if err := r.CollectBinaries(t.Context(), nil, time.Now().Add(time.Hour), false); err != nil {
+			t.Fatal(err)
+		}
+		digest, err := r.Binary(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.CollectBinaries(t.Context(), nil, time.Now().Add(time.Hour), false); err != nil {
+			t.Fatal(err)
+		}
+		kept, _ := filepath.Glob(filepath.Join(dir, "sandboxes", "runtimes", strings.Repeat("?", 64)))
+		if len(kept) != 1 || filepath.Base(kept[0]) != digest {
+			t.Errorf("program %q: kept %v, want %s only", program, kept, digest)
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
