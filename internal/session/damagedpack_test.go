@@ -122,3 +122,24 @@ func TestSnapshotImageDamaged(t *testing.T) {
 		})
 	}
 }
+
+// TestSnapshotImageLost: an image that is gone from the disk of the node that took
+// it, and is not in the blob store, is nowhere. The log tells, or another node
+// would wait for it as long as this one lives.
+func TestSnapshotImageLost(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t, testenv.Options{Sandboxes: true, Machine: testenv.M{"linger_seconds": 0}})
+	release := e.Sessions().HoldPacks()
+	t.Cleanup(release)
+	id := e.Begin("gone", llm.PlayScript{Steps: []llm.Step{calls(shell("echo one > /workspace/f")), ending}})
+	e.Finish(id)
+	suspended(t, e, id)
+	x := newestSnapshot(t, e, id)
+	if err := e.Machines().DropImage(x.ID); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	awaitSnapshot(t, e, id, "the word of its loss", func(b store.Snapshot) bool {
+		return b.Act == store.SnapshotTested && b.Snapshot == x.ID && b.Failed != ""
+	})
+}

@@ -387,10 +387,11 @@ func (m *Manager) keepNewest(ctx context.Context, key sessionKey, rows []store.S
 		err := m.pack(ctx, key.ws, key.id, x.ID, func(ctx context.Context, bodies ...store.Snapshot) error {
 			return m.noteSnapshot(ctx, key, bodies...)
 		})
-		if errors.Is(err, sandbox.ErrNotFound) {
+		lost := errors.Is(err, sandbox.ErrNotFound)
+		if lost && (m.cfg.Node == nil || x.Node != m.cfg.Node.ID()) {
 			continue // its image lies on another node, or is lost
 		}
-		if errors.Is(err, sandbox.ErrDamaged) {
+		if lost || errors.Is(err, sandbox.ErrDamaged) {
 			// Nobody waits for it any more, and an older one is taken.
 			err = m.failed(ctx, key, x, err)
 		}
