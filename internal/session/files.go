@@ -54,12 +54,12 @@ func Unshowable(kind string, f store.File) string {
 	return ""
 }
 
-// withFiles puts the content of files where messages name them. What cannot be
-// shown any more is told in its place.
+// withFiles puts the content of files where messages name them, the newest first
+// while there is room. What cannot be shown is told in its place.
 func (d *driver) withFiles(ctx context.Context, in []gateway.Message) ([]gateway.Message, error) {
 	room := int64(maxShown)
 	out := slices.Clone(in)
-	for i, m := range out {
+	for i, m := range slices.Backward(in) {
 		if m.Role == "assistant" {
 			continue
 		}
@@ -74,7 +74,7 @@ func (d *driver) withFiles(ctx context.Context, in []gateway.Message) ([]gateway
 // showAll is withFiles for some blocks and what is in them.
 func (d *driver) showAll(ctx context.Context, in []gateway.Block, room *int64) ([]gateway.Block, error) {
 	out := slices.Clone(in)
-	for i, b := range out {
+	for i, b := range slices.Backward(in) {
 		var err error
 		switch b.Type {
 		case "tool_result":

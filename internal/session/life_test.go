@@ -456,7 +456,7 @@ func TestRefusedContent(t *testing.T) {
 // A message shows the model files by their ids (reference section 9.4): what goes
 // to the model API is their content, and a word where there is none any more.
 func TestFilesInMessages(t *testing.T) {
-	e := newEnv(t, nil, nil, done, calls(client), done, done)
+	e := newEnv(t, nil, nil, done, calls(client), done, done, done)
 	var asked []byte // the newest request
 	scripted := e.model.Config.Handler
 	e.model.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -519,6 +519,18 @@ func TestFilesInMessages(t *testing.T) {
 	e.rests(id, 4)
 	if !bytes.Contains(asked, []byte("(the image "+string(picture)+" is not there any more)")) {
 		t.Errorf("after its deletion: %s", asked)
+	}
+	// More than fit: the newest are there.
+	var large []store.FileID
+	for i := range 3 {
+		large = append(large, file(ws, "image/png", strings.Repeat("abc"[i:i+1], 9<<20)))
+	}
+	e.send(id, m{"type": "user.message", "content": []m{shown("image", large[0]), shown("image", large[1]), shown("image", large[2])}})
+	e.rests(id, 5)
+	for i, gone := range []bool{true, false, false} {
+		if bytes.Contains(asked, []byte("(the image "+string(large[i])+" is left out")) != gone {
+			t.Errorf("image %d of three is left out: %v", i, !gone)
+		}
 	}
 }
 
