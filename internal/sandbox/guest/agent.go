@@ -25,6 +25,7 @@ import (
 type Agent struct {
 	mux  *link.Mux
 	reap *reaper
+	stir chan struct{} // size 1: a call has begun
 
 	mu         sync.Mutex
 	key        []byte
@@ -70,6 +71,7 @@ func begin() (*Agent, error) {
 		reap: newReaper(), key: setup.Key, fence: setup.Fence, owner: setup.Owner, generation: 1,
 		prepared: map[string][]byte{}, limits: setup.Limits, env: setup.Env,
 		calls: map[string]*call{}, shells: map[string]*shell{}, carried: map[string]bool{}, egressOpen: setup.Identity.Egress,
+		stir: make(chan struct{}, 1),
 	}
 	if a.limits.Processes == 0 {
 		a.limits.Processes = 512

@@ -118,6 +118,10 @@ func (a *Agent) find(req *wire.Call) (c *call, started bool) {
 	}
 	c = &call{id: req.ID, thread: req.Thread, tool: req.Tool, done: make(chan struct{}), cancel: make(chan struct{}), out: newOutput(req.ID)}
 	a.calls[req.ID] = c
+	select {
+	case a.stir <- struct{}{}:
+	default:
+	}
 	if req.Tool != "read" && req.Tool != "glob" && req.Tool != "grep" {
 		a.changes++
 	}
