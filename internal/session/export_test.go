@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/planaria/planaria/internal/gateway"
@@ -64,6 +65,12 @@ var (
 // Backoff exposes Patience.backoff.
 func Backoff(p Patience, n int, hint time.Duration) time.Duration {
 	return p.withDefaults().backoff(n, hint)
+}
+
+// ShowOnly bounds the bytes of files in a request until the test ends.
+func ShowOnly(t testing.TB, n int64) {
+	shownRoom = n
+	t.Cleanup(func() { shownRoom = maxShown })
 }
 
 // LeftNamed is what is said of files that were left for one reason.

@@ -24,6 +24,9 @@ import (
 // which base64 makes a third.
 const maxShown = 20 << 20
 
+// shownRoom is maxShown, where no test sets less.
+var shownRoom int64 = maxShown
+
 // imageTypes are the media types that models take as images.
 var imageTypes = []string{"image/jpeg", "image/png", "image/gif", "image/webp"}
 
@@ -57,7 +60,7 @@ func Unshowable(kind string, f store.File) string {
 // withFiles puts the content of files where messages name them, the newest first
 // while there is room. What cannot be shown is told in its place.
 func (d *driver) withFiles(ctx context.Context, in []gateway.Message) ([]gateway.Message, error) {
-	room := int64(maxShown)
+	room := shownRoom
 	out := slices.Clone(in)
 	for i, m := range slices.Backward(in) {
 		if m.Role == "assistant" {

@@ -521,9 +521,11 @@ func TestFilesInMessages(t *testing.T) {
 		t.Errorf("after its deletion: %s", asked)
 	}
 	// More than fit: the newest are there.
+	e.asleep(id)
+	session.ShowOnly(t, 20<<10)
 	var large []store.FileID
 	for i := range 3 {
-		large = append(large, file(ws, "image/png", strings.Repeat("abc"[i:i+1], 9<<20)))
+		large = append(large, file(ws, "image/png", strings.Repeat("abc"[i:i+1], 9<<10)))
 	}
 	e.send(id, m{"type": "user.message", "content": []m{shown("image", large[0]), shown("image", large[1]), shown("image", large[2])}})
 	e.rests(id, 5)
